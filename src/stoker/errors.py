@@ -27,6 +27,8 @@ class MissingPackage(MachineError):
 
 
 class Interrupted(StokerError):
-    """The person pressed Ctrl-C."""
+    """The person pressed Ctrl-C, or ended us from outside."""
 
-    status = 130
+    def __init__(self, sentence: str, *, status: int = 130) -> None:
+        super().__init__(sentence)
+        self.status = status

@@ -3,7 +3,6 @@
 A `Trial` keeps raw samples; every statistic is derived from them when it is asked for.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -15,7 +14,7 @@ Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Clock = Literal["loop", "worker"]
 
-LOOP_STAGES = ("start", "wait", "copy", "forward", "backward", "update", "step", "other")
+LOOP_STAGES = ("start", "wait", "copy", "forward", "backward", "update", "step", "score", "stop", "other")
 WORKER_STAGES = ("read", "decode", "transform", "item", "collate", "send", "pin")
 
 
@@ -76,12 +75,16 @@ class Gpu(Record):
 
 
 class Cuda(Record):
-    """The stack between torch and the GPUs. `problem` says in one sentence why there is none, or what is broken."""
+    """The stack between torch and the GPUs. `problem` says in one sentence why there is none, or what is broken.
+
+    `cuda`, `cudnn` and `usable` are torch's own word: known only where it was asked (`torch_asked`).
+    """
 
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
     usable: bool = False
+    torch_asked: bool = False
     allocator: str | None = None
     visible_devices: str | None = None
     problem: str | None = None
@@ -176,18 +179,29 @@ class Setting(Record):
 
 
 class Extent(Record):
-    """How much of the workload a trial runs: `warmup` batches, then `batches` (all of the set with None), each epoch."""
+    """How much of the workload a trial runs, and from where.
+
+    Without a `warmup` it is as many batches as there are workers, and at least 3. Each epoch has `warmup` + `batches` batches, or the whole set where `batches` is None. `source` says where the data
+    lies when the run begins: `files` as they are, evicted from the page cache (`cold`), brought into it (`cached`), or
+    as batches already in memory (`memory`), which leaves the loader out.
+    """
 
     batches: int | None = 50
-    warmup: int = 3
+    warmup: int | None = None
     epochs: int = 1
-    cold: bool = False
+    source: Literal["files", "cached", "cold", "memory"] = "files"
+    validate: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("batches", 1), ("warmup", 0), ("epochs", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")
+
+    def warm_batches(self, num_workers: int) -> int:
+        """How many batches of each epoch are not counted as steady."""
+        return max(3, num_workers) if self.warmup is None else self.warmup
 
 
 class Subject(Record):
@@ -203,7 +217,7 @@ class Subject(Record):
 
 
 class Stage(Record):
-    """Seconds of one stage, a sample a batch (`start`: one an epoch).
+    """Seconds of one stage, a sample a batch (`start`, `stop`, `score`: one an epoch; `other`: one more, for the end).
 
     `loop` stages share the wall clock of the run; `worker` stages share the time of the worker processes.
     """
@@ -232,12 +246,16 @@ class Gauge(Record):
 
 
 class Timeline(Record):
-    """When the loop asked for each batch, when it had it, when its step was done; seconds after the run's start."""
+    """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
+
+    `items` counts each batch; `batches` and `epoch_s` each epoch.
+    """
 
     asked_s: tuple[float, ...] = ()
     got_s: tuple[float, ...] = ()
     done_s: tuple[float, ...] = ()
     items: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
     epoch_s: tuple[float, ...] = ()
 
 
@@ -284,7 +302,8 @@ class Trial(Record):
     gauges: dict[str, Gauge] = {}
     notes: tuple[str, ...] = ()
     problem: Problem | None = None
-    score: dict[str, float] = {}
+    scores: tuple[float, ...] = ()
+    peaks: dict[str, int] = {}
 
     @property
     def first_batch_s(self) -> float | None:
@@ -311,7 +330,3 @@ def decode(data: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
         raise InputError(f"not a {kind.__name__.lower()} that this version can read: {error}") from None
-
-
-def total(values: Sequence[float]) -> float:
-    return float(sum(values))

@@ -1,1 +1,1 @@
-"""."""
+"""What to show: tables for people, documents for programs."""

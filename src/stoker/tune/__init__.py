@@ -1,1 +1,1 @@
-"""."""
+"""What to do about it."""

@@ -20,9 +20,12 @@ def silent(what: str, done: int, of: int) -> None:
 class Workload:
     """What to run. `model` and the datasets are objects or functions that make them (made in the trial's own process).
 
-    A batch is what the loader gives: `(inputs, target)`, inputs alone, or a mapping of keyword arguments (with `labels`).
+    A batch is what the loader gives: `(inputs, target)` (of several values the last is the target), inputs alone, or a
+    mapping of keyword arguments (with `labels`). A loss of `torch.nn` is given the logits; one of your own, whatever
+    the model returned; without one, a model that returns its loss (as transformers' do) trains on that.
     `optimizer` is called with the parameters to train, as `torch.optim.AdamW` is. `step(model, batch)` replaces the
     forward pass and the loss: where it returns a loss, backward and update follow; where it returns None, it did them.
+    `forward(model, inputs)` replaces the call of the model alone. `metric(output, target)` scores a validation batch.
     `files` names the files that the dataset reads, so that a cold run can be made of a dataset we do not know.
     """
 
@@ -49,7 +52,8 @@ class Workload:
         for name in ("loss", "optimizer", "metric", "collate_fn", "worker_init_fn", "step", "forward"):
             value = getattr(self, name)
             if value is not None and not callable(value):
-                raise InputError(f"a workload's {name} must be something to call, got {type(value).__name__}")
+                remedy = "; give its class, or a functools.partial of it" if name == "optimizer" else ""
+                raise InputError(f"a workload's {name} must be something to call, got {type(value).__name__}{remedy}")
         if self.sampler is not None and self.batch_sampler is not None:
             raise InputError("a workload takes a sampler or a batch_sampler, not both")
 

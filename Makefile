@@ -1,0 +1,41 @@
+# Each target does its own set-up: a virtual environment in .venv, the install, the run.
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: tune test check bench tables clean
+
+tune: $(VENV)/.installed          ## the main job on the embedded workload
+	$(BIN)/stoker profile resnet18 --data jpeg --mode infer --batch-size 32 --workers 2 --batches 20
+
+test: $(VENV)/.installed-dev      ## the tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed-dev     ## linters and types
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev     ## the benchmarks that need no GPU
+	$(BIN)/python benchmarks/truth.py
+	$(BIN)/python benchmarks/overhead.py
+
+tables: $(VENV)/.installed-dev    ## copy measured figures into README and docs
+	$(BIN)/python benchmarks/tables.py
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Stoker needs Python 3.11 or newer, and none was found" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

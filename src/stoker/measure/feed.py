@@ -1,0 +1,123 @@
+"""Where the loop's batches come from: a DataLoader bounded to what the trial runs, or batches already in memory."""
+
+from collections.abc import Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from stoker.errors import InputError
+from stoker.measure import spy
+from stoker.records import Extent, Mode, Setting
+from stoker.workload.definition import Workload
+
+_KEPT_BATCHES = 8
+
+
+class Order(Sampler[int]):
+    """The first `count` indices of a set: in order, or of a fresh permutation each epoch, the same in every trial."""
+
+    def __init__(self, size: int, count: int, *, shuffle: bool, seed: int) -> None:
+        self._size, self._count, self._shuffle = size, count, shuffle
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._shuffle:
+            return iter(range(self._count))
+        return iter(torch.randperm(self._size, generator=self._generator)[: self._count].tolist())
+
+    def __len__(self) -> int:
+        return self._count
+
+
+class Bounded(Sampler[Any]):
+    """The first `count` entries of the person's own sampler or batch sampler, each epoch."""
+
+    def __init__(self, inner: Iterable[Any], count: int) -> None:
+        self._inner, self._count = inner, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._inner), self._count)
+
+    def __len__(self) -> int:
+        return min(self._count, len(self._inner)) if isinstance(self._inner, Sized) else self._count
+
+
+class Feed:
+    """Gives an iterator an epoch. `cut`: it would go on after `batches`, so the loop must stop. `notes` say what was not
+    as asked."""
+
+    def __init__(self, source: Iterable[Any], batches: int | None, notes: list[str], *, cut: bool = False) -> None:
+        self.source, self.batches, self.notes, self.cut = source, batches, notes, cut
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.source)
+
+
+def make_feed(
+    workload: Workload, dataset: Any, mode: Mode, setting: Setting, extent: Extent, *, pinned: bool, traced: bool, seed: int
+) -> Feed:
+    """A DataLoader under `setting` that ends by itself after what `extent` asks for."""
+    wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
+    options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
+    if setting.num_workers:
+        options |= {"prefetch_factor": setting.prefetch_factor, "persistent_workers": setting.persistent_workers}
+    notes: list[str] = []
+    if isinstance(dataset, IterableDataset):
+        options["batch_size"] = setting.batch_size
+        batches = wanted
+    else:
+        batches = _bound(workload, dataset, mode, setting, wanted, seed, options, notes)
+    options["collate_fn"] = spy.SpiedCollate(workload.collate_fn) if traced else workload.collate_fn
+    options["worker_init_fn"] = spy.SpiedInit(workload.worker_init_fn) if traced else workload.worker_init_fn
+    cut = isinstance(dataset, IterableDataset) and batches is not None
+    return Feed(DataLoader(spy.spied(dataset) if traced else dataset, **options), batches, notes, cut=cut)
+
+
+def _bound(
+    workload: Workload,
+    dataset: Any,
+    mode: Mode,
+    setting: Setting,
+    wanted: int | None,
+    seed: int,
+    options: dict[str, Any],
+    notes: list[str],
+) -> int | None:
+    """Choose the sampler, so that the loader ends by itself; how many batches that makes, where it can be told."""
+    if workload.batch_sampler is not None:
+        notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
+        options["batch_sampler"] = Bounded(workload.batch_sampler, wanted) if wanted else workload.batch_sampler
+        size = len(options["batch_sampler"]) if isinstance(options["batch_sampler"], Sized) else None
+        return size if size is not None else wanted
+    options["batch_size"] = setting.batch_size
+    source = workload.sampler if workload.sampler is not None else dataset
+    size = len(source) if isinstance(source, Sized) else None
+    if size == 0:
+        raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
+    whole = None if size is None else -(-size // setting.batch_size)
+    if size is not None and whole is not None:
+        _note_small_set(size, whole, setting.batch_size, wanted, notes)
+    batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
+    count = min(size or batches * setting.batch_size, batches * setting.batch_size) if batches else None
+    if workload.sampler is not None:
+        options["sampler"] = Bounded(workload.sampler, count) if count else workload.sampler
+    else:
+        assert size is not None and count is not None, "a map-style dataset has a length"
+        options["sampler"] = Order(size, count, shuffle=mode == "train", seed=seed)
+    return batches
+
+
+def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, notes: list[str]) -> None:
+    if batch_size > size:
+        notes.append(f"the batch of {batch_size} is larger than the set: its one batch has {size} items")
+    elif wanted is not None and whole < wanted:
+        notes.append(f"the set of {size} items ends after {whole} batches of {batch_size}; {wanted} were asked for")
+
+
+def keep_in_memory(feed: Feed, batches: int) -> Feed:
+    """The feed's first batches, loaded now and given again and again: what the loop costs when loading costs nothing."""
+    kept = list(islice(iter(feed), min(_KEPT_BATCHES, batches)))
+    source = [kept[index % len(kept)] for index in range(batches)]
+    return Feed(source, batches, [*feed.notes, f"{len(kept)} batches kept in memory, given in turn"])

@@ -1,0 +1,133 @@
+"""Readings taken beside a run, from the caller's process, a few times a second: GPU, memory, CPU, throttling, /dev/shm."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import psutil
+
+from stoker.machine import cpu, host
+from stoker.records import Gauge
+
+_PERIOD_S = 0.25
+_PSS_EVERY = 8
+"""The proportional set size walks every page table: worth having, not often."""
+
+
+class Gauges:
+    """Reads while a process tree runs; `start` and `stop` it around the run."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, list[tuple[float, float]]] = {}
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._gpu: Callable[[], Iterator[tuple[str, float]]] | None = None
+
+    def start(self, pid: int) -> None:
+        self._thread = threading.Thread(target=self._watch, args=(pid,), name="stoker-gauges", daemon=True)
+        self._thread.start()
+
+    def watch_gpu(self, uuid: str) -> None:
+        """Read this GPU too, from now on."""
+        with contextlib.suppress(Exception):  # NVML is not everywhere; its own errors are of many kinds
+            self._gpu = _gpu_reader(uuid)
+
+    def stop(self) -> None:
+        self._over.set()
+        if self._thread:
+            self._thread.join()
+
+    def readings(self, began_s: float | None, over_s: float | None) -> dict[str, Gauge]:
+        """What was read between two moments of the system-wide clock, timed from the first."""
+        if began_s is None or over_s is None:
+            return {}
+        gauges: dict[str, Gauge] = {}
+        for name, samples in self._samples.items():
+            inside = [(at - began_s, value) for at, value in samples if began_s <= at <= over_s]
+            if inside:
+                times, values = zip(*inside, strict=True)
+                gauges[name] = Gauge(times_s=times, samples=values)
+        return gauges
+
+    def _watch(self, pid: int) -> None:
+        tree = _Tree(pid)
+        number = 0
+        while not self._over.is_set():
+            self._read(tree, with_pss=number % _PSS_EVERY == 2)
+            number += 1
+            self._over.wait(_PERIOD_S)
+
+    def _read(self, tree: "_Tree", *, with_pss: bool) -> None:
+        now = perf_counter()
+        for name, value in self._values(tree, with_pss=with_pss):
+            self._samples.setdefault(name, []).append((now, value))
+
+    def _values(self, tree: "_Tree", *, with_pss: bool) -> Iterator[tuple[str, float]]:
+        yield from tree.read(with_pss=with_pss)
+        shm = host.shm_used_bytes()
+        if shm is not None:
+            yield "shm_bytes", shm
+        throttled = cpu.throttling()
+        if throttled is not None:
+            yield "throttled_s", throttled.throttled_s
+        if self._gpu is not None:
+            with contextlib.suppress(Exception):
+                yield from self._gpu()
+
+
+class _Tree:
+    """A process and all below it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._known: dict[int, psutil.Process] = {}
+        self._before: tuple[float, dict[int, float]] | None = None
+
+    def read(self, *, with_pss: bool) -> Iterator[tuple[str, float]]:
+        processes = self._processes()
+        rss = pss = 0.0
+        cpu_s: dict[int, float] = {}
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                rss += process.memory_info().rss
+                times = process.cpu_times()
+                cpu_s[process.pid] = times.user + times.system
+                if with_pss:
+                    pss += getattr(process.memory_full_info(), "pss", 0)
+        yield "processes", len(processes)
+        yield "rss_bytes", rss
+        if with_pss and pss:
+            yield "pss_bytes", pss
+        yield from self._cores(cpu_s)
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            root = self._known.setdefault(self._pid, psutil.Process(self._pid))
+            return [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+    def _cores(self, cpu_s: dict[int, float]) -> Iterator[tuple[str, float]]:
+        """Cores' worth of CPU time since the last reading, over the processes that were there at both."""
+        now = perf_counter()
+        if self._before is not None and cpu_s:
+            then, before = self._before
+            spent = sum(seconds - before.get(pid, seconds) for pid, seconds in cpu_s.items())
+            yield "cpu_cores", spent / (now - then)
+        self._before = (now, cpu_s)
+
+
+def _gpu_reader(uuid: str) -> Callable[[], Iterator[tuple[str, float]]]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle: Any = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def read() -> Iterator[tuple[str, float]]:
+        yield "gpu_utilisation", pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        yield "gpu_memory_bytes", pynvml.nvmlDeviceGetMemoryInfo(handle).used
+
+    return read
+

@@ -1,0 +1,284 @@
+"""One measured run of a workload under a setting: the loop, its clocks, and the trial they make."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import torch
+
+from stoker.errors import InputError
+from stoker.machine import inspect, pagecache
+from stoker.measure import spy
+from stoker.measure.account import Epoch, Step, account
+from stoker.measure.clock import Clock, Nap, clock_for, parse_device
+from stoker.measure.feed import Feed, keep_in_memory, make_feed
+from stoker.measure.score import score
+from stoker.measure.steps import ModelStep, NapStep, make_step
+from stoker.records import WORKER_STAGES, Extent, Mode, Setting, Stage, Subject, Timeline, Trial, WorkerLog
+from stoker.workload import passes
+from stoker.workload.definition import Workload
+
+Emit = Callable[[str, Any], None]
+_EVENT_GAP_S = 0.1
+_STREAM_BATCHES = 50
+"""How many batches stand for an epoch of a stream whose length nobody knows, when they are kept in memory."""
+
+
+class Loop:
+    """Runs epochs and keeps every moment; nothing is computed until it is over."""
+
+    def __init__(self, feed: Feed, step: ModelStep | NapStep, clock: Clock, emit: Emit, *, of: int | None) -> None:
+        self._feed, self._step, self._clock, self._emit, self._of = feed, step, clock, emit, of
+        self.epochs: list[tuple[float, float, float, float, list[Any]]] = []
+        self.stamps: list[spy.Stamp] = []
+        self.items: list[int] = []
+        self.bytes: list[int] = []
+        self._told = 0.0
+
+    def epoch(self) -> None:
+        began = perf_counter()
+        batches = iter(self._feed)
+        started = perf_counter()
+        rows: list[Any] = []
+        while True:
+            asked = perf_counter()
+            if self._feed.cut and len(rows) == self._feed.batches:
+                break
+            try:
+                parcel = next(batches)
+            except StopIteration:
+                break
+            rows.append(self._one(asked, parcel))
+            del parcel
+        del batches
+        self.epochs.append((began, started, asked, perf_counter(), rows))
+
+    def _one(self, asked: float, parcel: Any) -> Any:
+        got = perf_counter()
+        batch = parcel.batch if isinstance(parcel, spy.Parcel) else parcel
+        if isinstance(parcel, spy.Parcel):
+            self.stamps.append(parcel.stamp)
+        ends: list[tuple[str, Any]] = []
+        began = self._clock.mark()
+        self._step(batch, lambda name: ends.append((name, self._clock.mark())))
+        done = perf_counter()
+        self.items.append(passes.count_items(batch))
+        self.bytes.append(passes.batch_bytes(batch))
+        if done - self._told > _EVENT_GAP_S:
+            self._told = done
+            self._emit("batch", {"done": len(self.items), "of": self._of})
+        return asked, got, done, began, ends
+
+    def settled(self) -> list[Epoch]:
+        """The epochs with the device's moments read."""
+        when = self._clock.seconds
+        return [
+            Epoch(
+                began=began,
+                started=started,
+                exhausted=exhausted,
+                ended=ended,
+                steps=tuple(
+                    Step(asked=asked, got=got, began=when(mark), ends=tuple((name, when(end)) for name, end in ends))
+                    for asked, got, _, mark, ends in rows
+                ),
+            )
+            for began, started, exhausted, ended, rows in self.epochs
+        ]
+
+
+def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, extent: Extent, emit: Emit) -> Trial:
+    """Run the workload and measure it, in this process. Callers who want to survive it use `trial.run`."""
+    emit("phase", "preparing")
+    device = parse_device(device_name)
+    pinned = _pinned(setting, device)
+    setting = msgspec.structs.replace(setting, pin_memory=pinned)
+    torch.manual_seed(extent.seed)
+    dataset = passes.make(workload.dataset)
+    files = _files(workload, dataset)
+    with _quiet_loader():
+        spy.install()
+        step = make_step(workload, mode, setting, device, pinned=pinned)
+        feed = make_feed(workload, dataset, mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed)
+        feed = _rest_in_memory(feed, step, extent)
+        feed.notes.extend(_place(extent, files))
+        clock = clock_for(device) if isinstance(device, torch.device) else clock_for(torch.device("cpu"))
+        loop = Loop(feed, step, clock, emit, of=feed.batches and feed.batches * extent.epochs)
+        scores: list[tuple[float, float | None]] = []
+        emit("subject", _subject(workload, dataset, mode, device_name, device, step))
+        if isinstance(device, torch.device) and device.type == "cuda":
+            emit("gpu", f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        emit("phase", "running")
+        began = perf_counter()
+        for _ in range(extent.epochs):
+            loop.epoch()
+            if extent.validate and isinstance(step, ModelStep):
+                with spy.paused():
+                    scores.append(score(workload, step, setting, pinned=pinned))
+        clock.settle()
+        done = perf_counter()
+        emit("clock", (began, done))
+        emit("phase", "over")
+    subject = _subject(workload, dataset, mode, device_name, device, step)
+    trial = Trial(outcome="done", workload=subject, setting=setting, extent=extent, notes=tuple(feed.notes))
+    return _measured(trial, loop, began, done, scores, device, files)
+
+
+def _measured(
+    trial: Trial,
+    loop: Loop,
+    began: float,
+    done: float,
+    scores: list[tuple[float, float | None]],
+    device: torch.device | Nap,
+    files: list[Path],
+) -> Trial:
+    """The trial with what the loop saw."""
+    epochs = loop.settled()
+    stages = account(began, epochs, done)
+    if scores:
+        seconds = tuple(spent for spent, _ in scores)
+        stages["score"] = Stage(clock="loop", samples_s=seconds)
+        stages["other"] = _less(stages["other"], sum(seconds))
+    starts = [epoch.began for epoch in epochs] + [done]
+    rows = [row for *_, rows in loop.epochs for row in rows]
+    return msgspec.structs.replace(
+        trial,
+        machine=inspect(data=files[0] if files else None),
+        items=sum(loop.items),
+        total_s=done - began,
+        start_s=epochs[0].started - epochs[0].began,
+        stages={**stages, **_worker_stages(loop.stamps)},
+        timeline=Timeline(
+            asked_s=tuple(asked - began for asked, *_ in rows),
+            got_s=tuple(got - began for _, got, *_ in rows),
+            done_s=tuple(finished - began for _, _, finished, *_ in rows),
+            items=tuple(loop.items),
+            batches=tuple(len(rows) for *_, rows in loop.epochs),
+            epoch_s=tuple(after - before for before, after in zip(starts, starts[1:], strict=False)),
+        ),
+        workers=_worker_log(loop, began),
+        scores=tuple(value for _, value in scores if value is not None),
+        peaks=_peaks(device),
+    )
+
+
+def _less(other: Stage, seconds: float) -> Stage:
+    """`other` without what was found to be scoring: it lies between epochs and after the last, in the largest samples."""
+    samples = list(other.samples_s)
+    for index in sorted(range(len(samples)), key=lambda place: -samples[place]):
+        taken = min(samples[index], seconds)
+        samples[index] -= taken
+        seconds -= taken
+    return Stage(clock="loop", samples_s=tuple(samples))
+
+
+def _worker_stages(stamps: list[spy.Stamp]) -> dict[str, Stage]:
+    """Seconds of each stage that the workers saw, a sample a batch; `transform` is the sum of its named members."""
+    names = dict.fromkeys(name for stamp in stamps for name in stamp.sums)
+    rows = {name: [stamp.sums.get(name, 0.0) for stamp in stamps] for name in names}
+    members = [values for name, values in rows.items() if name.partition(".")[0] == "transform"]
+    if members:
+        rows["transform"] = [sum(values) for values in zip(*members, strict=True)]
+    order = {name: place for place, name in enumerate(WORKER_STAGES)}
+    ordered = sorted(rows, key=lambda name: (order.get(name.partition(".")[0], len(order)), name.count(".")))
+    return {name: Stage(clock="worker", samples_s=tuple(rows[name])) for name in ordered}
+
+
+def _worker_log(loop: Loop, began: float) -> WorkerLog:
+    stamps = loop.stamps
+    return WorkerLog(
+        worker=tuple(stamp.worker for stamp in stamps),
+        began_s=tuple(stamp.began - began for stamp in stamps),
+        ended_s=tuple(stamp.ended - began for stamp in stamps),
+        cpu_s=tuple(stamp.cpu_s for stamp in stamps),
+        item_s=tuple(round(seconds, 7) for stamp in stamps for seconds in stamp.item_s),
+        batch_bytes=tuple(loop.bytes),
+    )
+
+
+def _rest_in_memory(feed: Feed, step: ModelStep | NapStep, extent: Extent) -> Feed:
+    """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
+    on_device = isinstance(step, ModelStep) and step.on_device
+    if not on_device and extent.source != "memory":
+        return feed
+    kept = keep_in_memory(feed, feed.batches or _STREAM_BATCHES)
+    if on_device:
+        assert isinstance(step, ModelStep)
+        moved = {id(batch): step.move(_bare(batch)) for batch in kept.source}
+        kept.source = [moved[id(batch)] for batch in kept.source]
+    else:
+        kept.source = [_bare(batch) for batch in kept.source]
+    return kept
+
+
+def _bare(parcel: Any) -> Any:
+    return parcel.batch if isinstance(parcel, spy.Parcel) else parcel
+
+
+def _place(extent: Extent, files: list[Path]) -> list[str]:
+    """Bring the files into the page cache, or out of it; what there is to say of that."""
+    if extent.source not in ("cached", "cold"):
+        return []
+    if not files:
+        raise InputError(
+            f"a {extent.source} run needs to know which files the dataset reads; name them: Workload(files=[...])"
+        )
+    if extent.source == "cached":
+        pagecache.warm(files)
+        return []
+    share = pagecache.evict(files)
+    return [f"{share:.0%} of the data's pages were evicted from the page cache before the run"]
+
+
+def _files(workload: Workload, dataset: Any) -> list[Path]:
+    """The files that the dataset reads, where they can be told."""
+    given = workload.files() if callable(workload.files) else workload.files
+    if given is None:
+        given = [sample[0] for sample in getattr(dataset, "samples", []) if isinstance(sample, tuple | list)]
+    return [Path(file) for file in given if isinstance(file, str | Path)]
+
+
+def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
+    if setting.pin_memory is None:
+        return isinstance(device, torch.device) and device.type == "cuda"
+    return setting.pin_memory and torch.cuda.is_available()
+
+
+def _subject(
+    workload: Workload, dataset: Any, mode: Mode, device_name: str, device: torch.device | Nap, step: ModelStep | NapStep
+) -> Subject:
+    name = device_name if isinstance(device, Nap) else str(device)
+    model = type(step.model).__name__ if isinstance(step, ModelStep) else device_name
+    items = len(dataset) if hasattr(dataset, "__len__") else None
+    return Subject(
+        name=workload.name,
+        model=model,
+        data=workload.data_name or type(dataset).__name__,
+        mode=mode,
+        device=name,
+        items=items,
+        parameters=step.parameters,
+    )
+
+
+def _peaks(device: torch.device | Nap) -> dict[str, int]:
+    if isinstance(device, Nap) or device.type != "cuda":
+        return {}
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+@contextlib.contextmanager
+def _quiet_loader() -> Iterator[None]:
+    """The loader's warning about many workers is ours to give, in words that say what to do."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*worker processes in total.*")
+        yield

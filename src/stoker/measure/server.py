@@ -1,0 +1,180 @@
+"""The process that trials are forked from: it imports torch once, touches no device, and forks a child for each job.
+
+It is started by `isolate.Server` as `python -m stoker.measure.server FD`, where FD is one end of a socket pair. For each
+job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and, when that
+has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
+"""
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.errors import StokerError
+
+HEADER = struct.Struct("!Q")
+STATUS = struct.Struct("!qq")
+FRAME = struct.Struct("!cI")
+EVENT, RESULT, ERROR = b"E", b"R", b"X"
+_PR_SET_PDEATHSIG = 1
+
+
+class Call(msgspec.Struct):
+    """What a child runs, and the surroundings it expects. `function` is a pickled (callable, arguments)."""
+
+    function: bytes
+    path: list[str]
+    folder: str
+    environ: dict[str, str]
+
+
+class Failure(msgspec.Struct):
+    """An error that ended a child's call: a `StokerError` by its class' name, or anything else with its traceback."""
+
+    kind: str
+    sentence: str
+    trace: str = ""
+
+
+def write_frame(fd: int, tag: bytes, payload: bytes) -> None:
+    """Write one tagged frame whole, however the pipe cuts it."""
+    data = memoryview(FRAME.pack(tag, len(payload)) + payload)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def receive(sock: socket.socket, count: int) -> bytes:
+    """Exactly `count` bytes, or fewer where the other end closed."""
+    parts: list[bytes] = []
+    while count:
+        part = sock.recv(min(count, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def serve(sock: socket.socket) -> None:
+    """Take jobs until the other end closes."""
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    sock.sendall(STATUS.pack(os.getpid(), 0))
+    while True:
+        header, fds, _, _ = socket.recv_fds(sock, HEADER.size, 3)
+        if len(header) < HEADER.size:
+            return
+        payload = receive(sock, HEADER.unpack(header)[0])
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            sock.close()
+            run_child(payload, *fds)
+        for fd in fds:
+            os.close(fd)
+        sock.sendall(STATUS.pack(pid, -1))
+        status = _wait(pid, sock, wake_read)
+        if status is None:
+            return
+        sock.sendall(STATUS.pack(pid, status))
+
+
+def _wait(pid: int, sock: socket.socket, wake_read: int) -> int | None:
+    """The child's wait status; None where the other end closed first and the child was killed for it."""
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status
+        ready, _, _ = select.select([sock, wake_read], [], [], 5.0)
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        if sock in ready and not sock.recv(1, socket.MSG_PEEK):
+            kill_group(pid)
+            return None
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child and everything it started."""
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def run_child(payload: bytes, events: int, output: int, stacks: int) -> None:
+    """Be the child: run the call, report, and leave without running anybody's exit handlers."""
+    os.setsid()
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with open(os.devnull) as nothing:  # noqa: PTH123 - a file descriptor is wanted
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    try:
+        result = _call(payload, lambda name, data: write_frame(events, EVENT, msgspec.json.encode([name, data])))
+        write_frame(events, RESULT, msgspec.json.encode(result))
+    except BaseException as error:
+        failure = Failure(
+            kind=type(error).__name__ if isinstance(error, StokerError) else "",
+            sentence=str(error) or type(error).__name__,
+            trace=traceback.format_exc(),
+        )
+        write_frame(events, ERROR, msgspec.json.encode(failure))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _call(payload: bytes, emit: Callable[[str, Any], None]) -> Any:
+    call = msgspec.msgpack.decode(payload, type=Call)
+    os.environ.clear()
+    os.environ.update(call.environ)
+    os.chdir(call.folder)
+    sys.path[:] = call.path
+    function, arguments = pickle.loads(call.function)  # written by `isolate` a moment ago, over a private socket
+    return function(*arguments, emit)
+
+
+def _die_with_parent() -> None:
+    """On Linux, have the kernel kill this child when the server is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+def preload() -> None:
+    """Import what every trial needs; nothing here may touch a device or start a thread."""
+    import torch.utils.data
+    import torchvision.transforms  # noqa: F401
+
+    import stoker.measure.pipeline  # noqa: F401
+
+
+def main() -> None:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    preload()
+    serve(sock)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Looks into the loader's workers on stock PyTorch: wrappers around dataset, transforms and collate function.
+
+What they see rides along with each batch in a `Parcel`; the loop takes the batch out of it. A dataset's own marks
+(`stoker.stage`), the members of its transforms and well-known readers and decoders are told apart; whatever is left of
+an item's time is the stage `item`.
+"""
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
+
+from stoker import marks
+from stoker.measure import hooks
+
+
+class Stamp:
+    """What one batch saw before the loop had it. Times are of the system-wide monotonic clock."""
+
+    __slots__ = ("began", "cpu_s", "ended", "item_s", "sums", "worker")
+
+    def __init__(self, began: float, ended: float, cpu_s: float, sums: dict[str, float], item_s: list[float]) -> None:
+        info = get_worker_info()
+        self.worker = info.id if info else -1
+        self.began, self.ended, self.cpu_s = began, ended, cpu_s
+        self.sums, self.item_s = sums, item_s
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return (self.worker, self.began, self.ended, self.cpu_s, self.sums, self.item_s)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.worker, self.began, self.ended, self.cpu_s, self.sums, self.item_s = state
+
+
+class Ledger:
+    """The sums of the batch that this process is loading now."""
+
+    def __init__(self) -> None:
+        self.recorder = marks.Recorder()
+        self._began: float | None = None
+        self._cpu_began = 0.0
+        self._item_s: list[float] = []
+
+    def open_item(self) -> None:
+        if self._began is None:
+            self._cpu_began = thread_time()
+            self._began = perf_counter()
+        self.recorder.enter("item")
+
+    def close_item(self) -> None:
+        self._item_s.append(self.recorder.leave())
+
+    def close_batch(self) -> Stamp:
+        now = perf_counter()
+        began = now if self._began is None else self._began
+        stamp = Stamp(began, now, thread_time() - self._cpu_began, self.recorder.take(), self._item_s)
+        self._began, self._item_s = None, []
+        return stamp
+
+
+_ledger: Ledger | None = None
+
+
+def install() -> None:
+    """Start looking in this process: the loop's own, or a worker's."""
+    global _ledger
+    _ledger = Ledger()
+    marks.record_into(_ledger.recorder)
+    hooks.install()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Look away: what is loaded meanwhile belongs to no batch of the loop."""
+    marks.record_into(None)
+    try:
+        yield
+    finally:
+        marks.record_into(ledger().recorder)
+
+
+def ledger() -> Ledger:
+    assert _ledger is not None, "install() runs first in every process"
+    return _ledger
+
+
+class Parcel:
+    """A batch with what was seen of it. Pickling and unpickling, which is how it travels, time themselves."""
+
+    __slots__ = ("batch", "stamp")
+
+    def __init__(self, batch: Any, stamp: Stamp) -> None:
+        self.batch, self.stamp = batch, stamp
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        began = perf_counter()
+        payload = bytes(ForkingPickler.dumps(self.batch))
+        return _unpack, (payload, self.stamp, perf_counter() - began)
+
+    def pin_memory(self, device: str | None = None) -> "Parcel":
+        """Called by the loader's pin thread, in place of its own walk over the batch."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        began = perf_counter()
+        self.batch = pin_memory(self.batch, device) if device else pin_memory(self.batch)
+        self.stamp.sums["pin"] = perf_counter() - began
+        return self
+
+
+def _unpack(payload: bytes, stamp: Stamp, packing_s: float) -> Parcel:
+    began = perf_counter()
+    batch = pickle.loads(payload)  # made by our own worker, over the loader's own queue
+    stamp.sums["send"] = packing_s + perf_counter() - began
+    return Parcel(batch, stamp)
+
+
+class SpiedCollate:
+    """The collate function, timed; it closes the batch."""
+
+    def __init__(self, inner: Callable[[list[Any]], Any] | None) -> None:
+        self._inner = inner or default_collate
+
+    def __call__(self, samples: list[Any]) -> Parcel:
+        book = ledger()
+        book.recorder.enter("collate")
+        try:
+            batch = self._inner(samples)
+        finally:
+            book.recorder.leave()
+        return Parcel(batch, book.close_batch())
+
+
+class SpiedInit:
+    """Runs first in each worker, then the person's own `worker_init_fn`."""
+
+    def __init__(self, inner: Callable[[int], None] | None) -> None:
+        self._inner = inner
+
+    def __call__(self, worker: int) -> None:
+        install()
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, SpiedItems | SpiedStream):
+            # Their code finds its own dataset there, as it would without us; the attribute refuses plain assignment.
+            object.__setattr__(info, "dataset", info.dataset.inner)
+        if self._inner:
+            self._inner(worker)
+
+
+class SpiedItems(Dataset[Any]):
+    """A map-style dataset, each item timed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: Any) -> Any:
+        book = ledger()
+        book.open_item()
+        try:
+            return self.inner[index]
+        except Exception as error:
+            error.add_note(f"Stoker: while loading item {index!r} of {type(self.inner).__name__}.")
+            raise
+        finally:
+            book.close_item()
+
+
+class SpiedBatches(SpiedItems):
+    """A map-style dataset that loads a whole batch at once (`__getitems__`); its items cannot be told apart."""
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        book = ledger()
+        book.open_item()
+        try:
+            return self.inner.__getitems__(indices)
+        finally:
+            book.close_item()
+
+
+class SpiedStream(IterableDataset[Any]):
+    """An iterable dataset, each item timed."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        book, source = ledger(), iter(self.inner)
+        while True:
+            book.open_item()
+            try:
+                item = next(source)
+            except StopIteration:
+                return
+            finally:
+                book.close_item()
+            yield item
+
+
+class SpiedStreamWithLength(SpiedStream):
+    def __len__(self) -> int:
+        return len(self.inner)
+
+
+def spied(dataset: Any) -> Any:
+    """The dataset behind a wrapper that times its items, with its transforms timed by name."""
+    _spy_transforms(dataset, set())
+    if isinstance(dataset, IterableDataset):
+        return SpiedStreamWithLength(dataset) if hasattr(dataset, "__len__") else SpiedStream(dataset)
+    return SpiedBatches(dataset) if _loads_batches(dataset) else SpiedItems(dataset)
+
+
+def _loads_batches(dataset: Any) -> bool:
+    """Whether it has its own way to load a whole batch; a Subset only passes the question on."""
+    while isinstance(dataset, torch.utils.data.Subset):
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
+
+
+class SpiedCall:
+    """A transform, timed under its name; in all else it looks like the one it stands for."""
+
+    def __init__(self, inner: Callable[..., Any], name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        active = marks.recorder()
+        if active is None:
+            return self._inner(*args, **kwargs)
+        active.enter(self._name)
+        try:
+            return self._inner(*args, **kwargs)
+        finally:
+            active.leave()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+_TRANSFORM_NAMES = ("transform", "transforms", "target_transform")
+
+
+def _spy_transforms(holder: Any, seen: set[int]) -> None:
+    """Wrap the transforms that a dataset, or a dataset inside it, keeps in its attributes."""
+    if id(holder) in seen or not hasattr(holder, "__dict__"):
+        return
+    seen.add(id(holder))
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, SpiedCall):
+            continue
+        if _is_compose(value):
+            value.transforms = _named(value.transforms)
+        elif isinstance(value, torch.nn.Sequential):
+            setattr(holder, name, _Chain(_named(list(value))))
+        elif type(value).__name__ == "StandardTransform":
+            _spy_transforms(value, seen)
+        elif name in _TRANSFORM_NAMES and callable(value):
+            setattr(holder, name, SpiedCall(value, f"transform.{_name_of(value)}"))
+        elif isinstance(value, Dataset):
+            _spy_transforms(value, seen)
+        elif name == "datasets" and isinstance(value, list | tuple):
+            for inner in value:
+                _spy_transforms(inner, seen)
+
+
+class _Chain:
+    """What a Sequential of transforms computes, over wrapped members."""
+
+    def __init__(self, members: list[Any]) -> None:
+        self._members = members
+
+    def __call__(self, value: Any) -> Any:
+        for member in self._members:
+            value = member(value)
+        return value
+
+
+def _is_compose(value: Any) -> bool:
+    return type(value).__name__ == "Compose" and type(value).__module__.startswith("torchvision.")
+
+
+def _named(members: list[Any]) -> list[Any]:
+    counts: dict[str, int] = {}
+    wrapped: list[Any] = []
+    for member in members:
+        if isinstance(member, SpiedCall):
+            wrapped.append(member)
+            continue
+        base = _name_of(member)
+        counts[base] = counts.get(base, 0) + 1
+        name = base if counts[base] == 1 else f"{base}.{counts[base]}"
+        wrapped.append(SpiedCall(member, f"transform.{name}"))
+    return wrapped
+
+
+def _name_of(transform: Any) -> str:
+    name = getattr(transform, "__name__", None) or type(transform).__name__
+    return str(name).replace("<lambda>", "lambda")

@@ -1,0 +1,120 @@
+"""What the device does with one batch, told apart by stage: copy, forward, backward, update."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from stoker.errors import InputError
+from stoker.measure.clock import Nap
+from stoker.records import Mode, Setting
+from stoker.workload import passes
+from stoker.workload.definition import Workload
+
+Tick = Callable[[str], None]
+"""Called at the end of each stage of a step, with its name."""
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class NapStep:
+    """Stands in for a model: sleeps as long as one would take."""
+
+    parameters: int | None = None
+
+    def __init__(self, nap: Nap) -> None:
+        self._nap = nap
+
+    def __call__(self, batch: Any, tick: Tick) -> None:
+        time.sleep(self._nap.seconds(passes.count_items(batch)))
+        tick("forward")
+
+
+class ModelStep:
+    """A model on a device. Made once a trial; called once a batch."""
+
+    def __init__(self, workload: Workload, mode: Mode, setting: Setting, device: torch.device, *, pinned: bool) -> None:
+        self._workload, self._mode, self._setting, self._device = workload, mode, setting, device
+        self._pinned = pinned
+        self.on_device = bool(workload.facts.get("on_device"))
+        torch.backends.cudnn.benchmark = setting.cudnn_benchmark
+        model = passes.make(workload.model).to(device)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        if setting.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        self.model = model.train(mode == "train")
+        self._called = torch.compile(self.model) if setting.compile else self.model
+        self._optimizer = passes.make_optimizer(workload, self.model) if mode == "train" else None
+        scaled = mode == "train" and setting.precision == "fp16" and device.type == "cuda"
+        self._scaler = torch.amp.GradScaler("cuda") if scaled else None
+
+    def move(self, batch: Any) -> Any:
+        """The batch on the device, in the memory format of the setting."""
+        channels_last = self._setting.channels_last
+        return passes.to_device(batch, self._device, non_blocking=self._pinned, channels_last=channels_last)
+
+    def __call__(self, batch: Any, tick: Tick) -> None:
+        if not self.on_device:
+            batch = self.move(batch)
+        tick("copy")
+        if self._mode == "infer":
+            with torch.inference_mode(), self.precision():
+                self._infer(batch, tick)
+        else:
+            self._train(batch, tick)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        dtype = _DTYPES.get(self._setting.precision)
+        return torch.autocast(self._device.type, dtype=dtype) if dtype else nullcontext()
+
+    def _infer(self, batch: Any, tick: Tick) -> None:
+        if self._workload.step is not None:
+            self._workload.step(self._called, batch)
+            tick("step")
+            return
+        inputs, _ = passes.split(batch)
+        passes.forward(self._workload, self._called, inputs)
+        tick("forward")
+
+    def _train(self, batch: Any, tick: Tick) -> None:
+        with self.precision():
+            loss = self._loss(batch)
+        if loss is None:
+            tick("step")
+            return
+        tick("forward")
+        assert self._optimizer is not None
+        if self._scaler is None:
+            loss.backward()
+            tick("backward")
+            self._optimizer.step()
+        else:
+            self._scaler.scale(loss).backward()
+            tick("backward")
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        tick("update")
+
+    def _loss(self, batch: Any) -> Any:
+        if self._workload.step is not None:
+            loss = self._workload.step(self._called, batch)
+            if loss is not None and not isinstance(loss, torch.Tensor):
+                raise InputError(f"the workload's step must return a loss tensor or None, got {type(loss).__name__}")
+            return loss
+        inputs, target = passes.split(batch)
+        output = passes.forward(self._workload, self._called, inputs)
+        return passes.loss_of(self._workload, output, target)
+
+
+Step = NapStep | ModelStep
+
+
+def make_step(
+    workload: Workload, mode: Mode, setting: Setting, device: torch.device | Nap, *, pinned: bool
+) -> NapStep | ModelStep:
+    if isinstance(device, Nap):
+        return NapStep(device)
+    return ModelStep(workload, mode, setting, device, pinned=pinned)

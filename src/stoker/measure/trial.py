@@ -1,0 +1,143 @@
+"""A trial in a process of its own: whatever becomes of it, the caller gets a `Trial` that says so."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.machine import inspect
+from stoker.machine.host import out_of_memory_kills
+from stoker.measure import isolate
+from stoker.measure.gauges import Gauges
+from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial
+from stoker.units import format_seconds
+from stoker.workload.definition import Workload
+
+OnEvent = Callable[[str, Any], None]
+STALL_S = 300.0
+
+
+class Named(Record):
+    """A workload by name, to be made where it runs: a model's name with data, or `train.py:workload`."""
+
+    spec: str
+    data: str | None = None
+    items: int | None = None
+    weights: str | None = None
+
+
+def profile(
+    source: Workload | Named | str,
+    setting: Setting,
+    extent: Extent | None = None,
+    *,
+    mode: Mode | None = None,
+    device: str = "auto",
+    timeout_s: float | None = None,
+    on_event: OnEvent | None = None,
+) -> Trial:
+    """Run one trial of a workload: a `Workload`, a model's name, or `train.py:workload`.
+
+    What cannot be used is raised as an error; everything that happens in the run is an outcome of the trial.
+    """
+    extent = extent or Extent()
+    source = Named(spec=source) if isinstance(source, str) else source
+    watcher = _Watcher(_first_guess(source, mode, device), on_event)
+    kills = out_of_memory_kills()
+    try:
+        ended = isolate.run(
+            _in_child,
+            (source, setting, extent, mode, device),
+            kind=Trial,
+            timeout_s=timeout_s,
+            stall_s=STALL_S,
+            on_event=watcher.event,
+            on_start=watcher.started,
+        )
+    finally:
+        watcher.gauges.stop()
+    if ended.how == "returned" and ended.result is not None:
+        return msgspec.structs.replace(ended.result, gauges=watcher.gauges.readings(watcher.began_s, watcher.over_s))
+    if ended.how == "raised":
+        isolate.value(ended)
+    outcome, problem = _judge(ended, timeout_s, out_of_memory_kills() > kills)
+    return Trial(
+        outcome=outcome, workload=watcher.subject, setting=setting, extent=extent, problem=problem, machine=inspect()
+    )
+
+
+class _Watcher:
+    """The caller's side of a running trial: passes events on, keeps what they tell, and reads the gauges."""
+
+    def __init__(self, subject: Subject, on_event: OnEvent | None) -> None:
+        self.subject = subject
+        self.gauges = Gauges()
+        self.began_s: float | None = None
+        self.over_s: float | None = None
+        self._on_event = on_event
+
+    def started(self, pid: int) -> None:
+        self.gauges.start(pid)
+
+    def event(self, name: str, data: Any) -> None:
+        if name == "subject":
+            self.subject = msgspec.convert(data, Subject)
+        elif name == "clock":
+            self.began_s, self.over_s = data
+        elif name == "gpu":
+            self.gauges.watch_gpu(data)
+        if self._on_event:
+            self._on_event(name, data)
+
+
+def _first_guess(source: Workload | Named, mode: Mode | None, device: str) -> Subject:
+    name = source.spec if isinstance(source, Named) else source.name
+    data = (source.data if isinstance(source, Named) else source.data_name) or "its own"
+    return Subject(name=name, model=name, data=data, mode=mode or "infer", device=device, items=None)
+
+
+def _in_child(
+    source: Workload | Named, setting: Setting, extent: Extent, mode: Mode | None, device: str, emit: isolate.Emit
+) -> Trial:
+    """Make the workload and run it; what goes wrong once the loop runs is an outcome, before that an error."""
+    from stoker.measure import outcomes, pipeline
+    from stoker.workload.source import load
+
+    state: dict[str, Any] = {"subject": _first_guess(source, mode, device)}
+
+    def watch(name: str, data: Any) -> None:
+        state[name] = data
+        emit(name, data)
+
+    try:
+        if isinstance(source, Named):
+
+            def progress(what: str, done: int, of: int) -> None:
+                emit("build", {"what": what, "done": done, "of": of})
+
+            source = load(
+                source.spec, data=source.data, mode=mode, items=source.items, weights=source.weights, progress=progress
+            )
+        return pipeline.run(source, mode or source.default_mode(), device, setting, extent, watch)
+    except BaseException as error:
+        if isinstance(error, StokerError) and state.get("phase") != "running":
+            raise
+        outcome, problem = outcomes.of_error(error)
+        subject = state["subject"]
+        return Trial(
+            outcome=outcome, workload=subject, setting=setting, extent=extent, problem=problem, machine=inspect()
+        )
+
+
+def _judge(ended: isolate.Ended[Trial], timeout_s: float | None, memory_kill: bool) -> tuple[Outcome, Problem]:
+    from stoker.measure import outcomes
+
+    if ended.how == "timed_out":
+        stalled = timeout_s is None or ended.seconds < timeout_s
+        limit = f"nothing happened for {format_seconds(STALL_S)}" if stalled else f"not over after {timeout_s:g} s"
+        return "timed_out", outcomes.of_hang(ended.stacks, limit)
+    if memory_kill:
+        sentence = "the kernel killed the trial for want of host memory"
+        return "oom", Problem(sentence=sentence, remedy="use a smaller batch, fewer workers or less prefetch")
+    return outcomes.of_signal(ended.signal, ended.output)

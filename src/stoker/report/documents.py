@@ -1,0 +1,89 @@
+"""JSON documents: a record with the figures derived from it written beside its samples. Reading one back ignores them."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.errors import MachineError
+from stoker.measure.spans import Span, steady, whole
+from stoker.measure.stalls import Stalls
+from stoker.records import Disk, Machine, Trial
+from stoker.tune.advise import verdict
+
+
+def trial_document(trial: Trial) -> dict[str, Any]:
+    """Everything a trial holds, with `share` and `total_s` of each stage, averages of each gauge, and the verdict."""
+    span = whole(trial)
+    document: dict[str, Any] = msgspec.to_builtins(trial)
+    document["first_batch_s"] = trial.first_batch_s
+    document["items_per_s"] = trial.items_per_s
+    for name, stage in document["stages"].items():
+        stage["total_s"] = trial.stages[name].total_s
+        stage["share"] = span.share(name)
+    for name, gauge in document["gauges"].items():
+        gauge["average"] = trial.gauges[name].average
+        gauge["maximum"] = trial.gauges[name].maximum
+    document["device_busy"] = span.busy if trial.items else None
+    document["steady"] = _steady_document(steady(trial))
+    judged = verdict(trial)
+    document["verdict"] = msgspec.to_builtins(judged) if judged else None
+    return document
+
+
+def _steady_document(span: Span | None) -> dict[str, Any] | None:
+    if span is None:
+        return None
+    return {
+        "batches": span.batches,
+        "items": span.items,
+        "seconds": span.seconds,
+        "items_per_s": span.items_per_s,
+        "device_busy": span.busy,
+        "shares": {name: span.share(name) for name in (*span.loop_s, *span.worker_s)},
+    }
+
+
+def stalls_document(stalls: Stalls) -> dict[str, Any]:
+    return {
+        "preparation_share": stalls.preparation if stalls.finished else None,
+        "fetch_share": stalls.fetch if stalls.finished else None,
+        "trials": {name: trial_document(getattr(stalls, name)) for name in ("memory", "cached", "cold")},
+    }
+
+
+def machine_document(machine: Machine) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(machine)
+    if machine.disk is not None:
+        _add_speeds(document["disk"], machine.disk)
+    return document
+
+
+def _add_speeds(document: dict[str, Any], disk: Disk) -> None:
+    for name in ("sequential_cold", "sequential_cached", "small_cold", "small_cached"):
+        speed = getattr(disk, name)
+        if speed is not None:
+            document[name]["bytes_per_s"] = speed.bytes_per_s
+            document[name]["reads_per_s"] = speed.reads_per_s
+
+
+def to_json(document: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def save(document: Any, path: Path) -> None:
+    """Write a document whole or not at all."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(to_json(document) + "\n")
+            os.chmod(name, 0o644)  # noqa: PTH101
+            os.replace(name, path)  # noqa: PTH105
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None

@@ -1,0 +1,72 @@
+"""Shows on stderr how far things are: a bar on a terminal, plain lines elsewhere, nothing when asked to be quiet."""
+
+import sys
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+_LINE_EVERY_S = 5.0
+_PHASES = {"preparing": "preparing the workload", "running": "running", "over": "done"}
+
+
+class Show:
+    """Takes the events of a trial (`phase`, `batch`, `build`) and draws them; used as a context manager."""
+
+    def __init__(self, *, quiet: bool, title: str = "") -> None:
+        self._quiet, self._title = quiet, title
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._what = ""
+        self._said_at = 0.0
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task(f"{self._title}starting", total=None)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def title(self, text: str) -> None:
+        """What the next events are about."""
+        self._title = text
+
+    def event(self, name: str, data: Any) -> None:
+        if name == "phase":
+            self._tell(f"{self._title}{_PHASES.get(data, data)}", 0, None)
+        elif name == "batch":
+            self._tell(f"{self._title}running", data["done"], data["of"])
+        elif name == "build":
+            self._tell(f"{self._title}{data['what']}", data["done"], data["of"])
+
+    def progress(self, what: str, done: int, of: int) -> None:
+        """The same, for work in this process."""
+        self._tell(f"{self._title}{what}", done, of)
+
+    def _tell(self, what: str, done: int, of: int | None) -> None:
+        if self._bar:
+            self._bar.update(self._task, description=what, completed=done, total=of)
+        elif not self._quiet:
+            self._line(what, done, of)
+
+    def _line(self, what: str, done: int, of: int | None) -> None:
+        now = monotonic()
+        if what == self._what and now - self._said_at < _LINE_EVERY_S:
+            return
+        self._what, self._said_at = what, now
+        count = f": {done} of {of}" if of and done else ""
+        sys.stderr.write(f"{what}{count}\n")
+        sys.stderr.flush()

@@ -1,0 +1,94 @@
+"""A person's model, lent for a run and given back as it was: parameters, buffers, gradients, training flags, chance."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[nn.Module]:
+    """Use a model as if it were ours. What a step or a move to another device changes goes back, whatever happens.
+
+    Costs a copy of the parameters and buffers on the host.
+    """
+    with ExitStack() as stack:
+        for give_back in (*_random_states(), *_flags(model), *_tensors(model)):
+            stack.callback(give_back)
+        yield model
+
+
+def _random_states() -> Iterator[Callable[[], None]]:
+    python, host = random.getstate(), torch.get_rng_state()
+    yield lambda: random.setstate(python)
+    yield lambda: torch.set_rng_state(host)
+    if "numpy" in sys.modules:
+        import numpy as np
+
+        state: Any = np.random.get_state()
+        yield lambda: np.random.set_state(state)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = torch.cuda.get_rng_state_all()
+        yield lambda: torch.cuda.set_rng_state_all(devices)
+
+
+def _flags(model: nn.Module) -> Iterator[Callable[[], None]]:
+    training = [(module, module.training) for module in model.modules()]
+    learning = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+
+    def give_back() -> None:
+        for module, flag in training:
+            module.training = flag
+        for parameter, flag in learning:
+            parameter.requires_grad_(flag)
+
+    yield give_back
+
+
+def _tensors(model: nn.Module) -> Iterator[Callable[[], None]]:
+    for parameter in model.parameters():
+        yield _restore_parameter(parameter)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield _restore_buffer(module, name, buffer)
+
+
+def _restore_parameter(parameter: nn.Parameter) -> Callable[[], None]:
+    gradient = parameter.grad
+    give_back_data = _restore_data(parameter)
+    give_back_gradient = None if gradient is None else _restore_data(gradient)
+
+    def give_back() -> None:
+        parameter.grad = None  # one of the run's may have another type or device, which the old data would refuse
+        give_back_data()
+        if give_back_gradient is not None:
+            give_back_gradient()
+        parameter.grad = gradient
+
+    return give_back
+
+
+def _restore_data(tensor: torch.Tensor) -> Callable[[], None]:
+    """`Module.to` swaps the data inside its tensors, and a step writes into it: both are undone."""
+    data = tensor.data
+    kept = data.to("cpu", copy=True)
+
+    def give_back() -> None:
+        tensor.data = data.copy_(kept)
+
+    return give_back
+
+
+def _restore_buffer(module: nn.Module, name: str, buffer: torch.Tensor) -> Callable[[], None]:
+    kept = buffer.to("cpu", copy=True)
+
+    def give_back() -> None:
+        with torch.no_grad():
+            module._buffers[name] = buffer.copy_(kept)
+
+    return give_back

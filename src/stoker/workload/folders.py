@@ -1,0 +1,156 @@
+"""What lies in a folder of class folders: images or videos, their classes, and the parts to train and to validate on.
+
+ImageNet, Imagenette and UCF101 lie so, with `train` and `val` folders above the classes or without.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+
+Part = Literal["train", "validation"]
+Media = Literal["images", "videos", "tensors"]
+
+PARTS: tuple[Part, ...] = ("train", "validation")
+EXTENSIONS: dict[Media, frozenset[str]] = {
+    "images": frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}),
+    "videos": frozenset({".avi", ".mp4", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v"}),
+    "tensors": frozenset({".npy"}),
+}
+_VALIDATION_NAMES = ("val", "valid", "validation", "test")
+_HELD_OUT = 10
+
+
+class Listing:
+    """The files of one part and their labels, in an order in which any first few have all classes.
+
+    Names lie in one array: a million Python strings would be copied into every worker process as it counts its
+    references to them.
+    """
+
+    def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]) -> None:
+        encoded = [os.fsencode(name) for name in names]
+        self.root = str(root)
+        self.classes = tuple(classes)
+        self.labels: NDArray[np.int32] = np.asarray(labels, dtype=np.int32)
+        self._names: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
+        self._ends: NDArray[np.int64] = np.cumsum([0, *(len(name) for name in encoded)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, index: int) -> str:
+        """The path under the root."""
+        return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
+
+    def path(self, index: int) -> str:
+        return f"{self.root}{os.sep}{self.name(index)}"
+
+    def label(self, index: int) -> int:
+        return int(self.labels[index])
+
+    def paths(self, items: int | None = None) -> list[Path]:
+        count = len(self) if items is None else min(items, len(self))
+        return [Path(self.path(index)) for index in range(count)]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of class folders, read: what kind of files it holds, and its parts."""
+
+    media: Media
+    flat: bool
+    parts: dict[Part, Listing]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The files of one media below one folder, by class name; flat where the folder has files and no class folders."""
+
+    root: Path
+    by_class: dict[str, list[str]]
+    flat: bool
+
+
+def read_folder(root: Path, media: Sequence[Media] = ("images", "videos")) -> Folder:
+    """List a folder; where it has no validation part, one file in ten of each class is held out as one."""
+    if not root.is_dir():
+        raise InputError(f"{root} is not a folder")
+    below = {entry.name.lower(): Path(entry.path) for entry in _folders(root)}
+    train_root = below.get("train", root)
+    kind, train = _find(train_root, media)
+    validation_root = next((below[name] for name in _VALIDATION_NAMES if name in below), None)
+    if train_root == root or validation_root is None:
+        return Folder(kind, train.flat, _split(train))
+    _, validation = _find(validation_root, (kind,))
+    classes = sorted(train.by_class)
+    unknown = sorted(set(validation.by_class) - set(classes))
+    if unknown:
+        raise InputError(f"{validation_root} has classes that {train_root} has not: {', '.join(unknown[:5])}")
+    return Folder(
+        kind,
+        train.flat,
+        {
+            "train": _listing(train, train.by_class, classes),
+            "validation": _listing(validation, validation.by_class, classes),
+        },
+    )
+
+
+def _find(root: Path, media: Sequence[Media]) -> tuple[Media, _Found]:
+    """The files below a folder, of the media that it has most of."""
+    found = [(kind, _find_media(root, EXTENSIONS[kind])) for kind in media]
+    kind, best = max(found, key=lambda pair: sum(len(names) for names in pair[1].by_class.values()))
+    if not best.by_class:
+        wanted = " or ".join(media)
+        raise InputError(
+            f"{root} has no {wanted}; expected class folders, such as {root}/cat/1.jpg and {root}/dog/1.jpg"
+        )
+    return kind, best
+
+
+def _find_media(root: Path, extensions: frozenset[str]) -> _Found:
+    by_class = {entry.name: list(_files(entry.path, entry.name, extensions)) for entry in _folders(root)}
+    by_class = {name: files for name, files in by_class.items() if files}
+    if by_class:
+        return _Found(root, by_class, flat=False)
+    loose = list(_files(str(root), "", extensions))
+    return _Found(root, {"all": loose} if loose else {}, flat=True)
+
+
+def _folders(root: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(root) as entries:
+        return sorted((e for e in entries if e.is_dir() and not e.name.startswith(".")), key=lambda e: e.name)
+
+
+def _files(folder: str, prefix: str, extensions: frozenset[str]) -> Iterator[str]:
+    """Names under the root, in sorted order, of the files below `folder` that end as they should."""
+    with os.scandir(folder) as entries:
+        ordered = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
+    for entry in ordered:
+        name = f"{prefix}{os.sep}{entry.name}" if prefix else entry.name
+        if entry.is_dir():
+            yield from _files(entry.path, name, extensions)
+        elif os.path.splitext(entry.name)[1].lower() in extensions:  # noqa: PTH122 - a Path for each of a million names
+            yield name
+
+
+def _split(found: _Found) -> dict[Part, Listing]:
+    classes = sorted(found.by_class)
+    held = {name: files[_HELD_OUT - 1 :: _HELD_OUT] or files[1:][-1:] for name, files in found.by_class.items()}
+    kept = {name: sorted(set(files) - set(held[name])) for name, files in found.by_class.items()}
+    return {"train": _listing(found, kept, classes), "validation": _listing(found, held, classes)}
+
+
+def _listing(found: _Found, by_class: dict[str, list[str]], classes: list[str]) -> Listing:
+    """One of each class in turn: rank within the class first, then the class."""
+    ranked = sorted(
+        (rank, label, name) for label, own in enumerate(classes) for rank, name in enumerate(by_class.get(own, ()))
+    )
+    return Listing(found.root, [name for *_, name in ranked], [label for _, label, _ in ranked], classes)

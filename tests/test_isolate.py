@@ -1,0 +1,152 @@
+"""Calls in a child process: whatever becomes of the child, the caller goes on."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from stoker.errors import InputError, MachineError
+from stoker.measure import isolate
+
+
+def double(number: int, emit: isolate.Emit) -> int:
+    emit("seen", number)
+    return number * 2
+
+
+def refuse(emit: isolate.Emit) -> int:
+    raise InputError("batch size must be at least 1, got 0")
+
+
+def stumble(emit: isolate.Emit) -> int:
+    raise KeyError("missing")
+
+
+def die(number: int, emit: isolate.Emit) -> int:
+    print("last words", flush=True)  # noqa: T201 - what a child prints must not reach the caller's stdout
+    os.kill(os.getpid(), number)
+    return 0
+
+
+def hang_with_a_child(emit: isolate.Emit) -> int:
+    pid = os.fork()
+    if pid == 0:
+        threading.Event().wait()
+    emit("pids", [os.getpid(), pid])
+    threading.Event().wait()
+    return 0
+
+
+def surroundings(emit: isolate.Emit) -> dict[str, str]:
+    return {"folder": str(Path.cwd()), "word": os.environ.get("STOKER_TEST_WORD", "")}
+
+
+def wrong_kind(emit: isolate.Emit) -> Any:
+    return "seven"
+
+
+def all_gone(pids: list[int]) -> bool:
+    """Whether these processes are dead, or die now that they have been killed."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_result_and_events_come_back() -> None:
+    events: list[tuple[str, Any]] = []
+    ended = isolate.run(double, (21,), kind=int, on_event=lambda name, data: events.append((name, data)))
+    assert isolate.value(ended) == 42
+    assert events == [("seen", 21)]
+
+
+def test_an_error_of_ours_is_raised_as_what_it_is() -> None:
+    with pytest.raises(InputError, match="at least 1, got 0"):
+        isolate.value(isolate.run(refuse, (), kind=int))
+
+
+def test_any_other_error_keeps_its_traceback() -> None:
+    ended = isolate.run(stumble, (), kind=int)
+    assert ended.how == "raised"
+    assert ended.failure is not None
+    assert "stumble" in ended.failure.trace
+    with pytest.raises(MachineError, match="KeyError"):
+        isolate.value(ended)
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGBUS])
+def test_a_death_by_signal_is_named_and_the_next_call_works(number: int) -> None:
+    ended = isolate.run(die, (number,), kind=int)
+    assert (ended.how, ended.signal) == ("killed", signal.Signals(number).name)
+    assert "last words" in ended.output
+    assert isolate.value(isolate.run(double, (2,), kind=int)) == 4
+
+
+def test_time_runs_out_for_the_child_and_all_below_it() -> None:
+    pids: list[int] = []
+    ended = isolate.run(hang_with_a_child, (), kind=int, timeout_s=1, on_event=lambda _, data: pids.extend(data))
+    assert ended.how == "timed_out"
+    assert "hang_with_a_child" in ended.stacks
+    assert len(pids) == 2
+    assert all_gone(pids)
+
+
+def test_a_child_that_says_nothing_is_ended_by_the_stall_limit() -> None:
+    ended = isolate.run(hang_with_a_child, (), kind=int, stall_s=1)
+    assert ended.how == "timed_out"
+
+
+def test_an_interrupted_caller_leaves_no_processes() -> None:
+    pids: list[int] = []
+
+    def interrupt(name: str, data: list[int]) -> None:
+        pids.extend(data)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        isolate.run(hang_with_a_child, (), kind=int, on_event=interrupt)
+    assert len(pids) == 2
+    assert all_gone(pids)
+    assert isolate.value(isolate.run(double, (3,), kind=int)) == 6
+
+
+def test_the_child_sees_the_callers_folder_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STOKER_TEST_WORD", "coal")
+    seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
+    assert seen == {"folder": str(tmp_path), "word": "coal"}
+
+
+def test_what_cannot_be_sent_says_what_to_give_instead() -> None:
+    with pytest.raises(InputError, match="give functions that make the model"):
+        isolate.run(double, (threading.Lock(),), kind=int)
+
+
+def test_a_killed_server_is_an_error_and_then_replaced() -> None:
+    server = isolate.server()
+    server.wait_ready()
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+    assert isolate.value(isolate.run(double, (5,), kind=int)) == 10
+
+
+def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    caller = os.fork()
+    if caller == 0:
+        isolate._server = None
+        isolate.run(hang_with_a_child, (), kind=int, on_event=lambda _, pids: note.write_text(" ".join(map(str, pids))))
+        os._exit(0)
+    while not (note.exists() and note.read_text()):
+        time.sleep(0.05)
+    os.kill(caller, signal.SIGKILL)
+    os.waitpid(caller, 0)
+    pids = [int(pid) for pid in note.read_text().split()]
+    assert all_gone(pids)
