@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -16,9 +15,8 @@ MIB = 2**20
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as name:
-        yield Path(name)
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
 
 
 def fill(folder: Path, sizes: dict[str, int]) -> None:
@@ -29,7 +27,7 @@ def fill(folder: Path, sizes: dict[str, int]) -> None:
 
 def test_large_and_small_files_are_read_cold_and_again(folder: Path) -> None:
     fill(folder, {"a/large.bin": 3 * MIB + 5, "a/larger.bin": 5 * MIB, "empty": 0})
-    fill(folder, {f"b/{index}.jpg": 1000 + index for index in range(30)})
+    fill(folder, {f"b/{index:02d}.jpg": 1000 + index for index in range(30)})
     found = disk.measure(folder)
     assert found.files == 32
     assert found.sequential_cold is not None

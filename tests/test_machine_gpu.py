@@ -240,17 +240,16 @@ class FakeTorch:
 
 
 def test_usable_means_that_a_kernel_ran() -> None:
-    assert torch_probe._facts(FakeTorch()) == TorchFacts("2.8.0+cu128", "12.8", "9.10.2", usable=True)
-    failed = torch_probe._facts(
-        FakeTorch(failure=RuntimeError("CUDA error: no kernel image is available\nCompile with"))
-    )
-    assert not failed.usable
-    assert failed.problem == "torch cannot use the GPU: CUDA error: no kernel image is available"
-    assert "built without CUDA" in (torch_probe._facts(FakeTorch(built=False)).problem or "")
+    assert torch_probe._why_not(FakeTorch()) is None
+    failing = FakeTorch(failure=RuntimeError("CUDA error: no kernel image is available\nCompile with"))
+    problem = "torch cannot use the GPU: CUDA error: no kernel image is available"
+    assert torch_probe._why_not(failing) == problem
+    assert not torch_probe._facts(failing, problem=problem).usable
+    assert "built without CUDA" in (torch_probe._why_not(FakeTorch(built=False)) or "")
 
 
 def test_torch_is_asked_here_only_where_it_already_holds_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeTorch()
+    fake = FakeTorch(failure=AssertionError("nothing may be run in the caller's process"))
     monkeypatch.setitem(sys.modules, "torch", fake)
     assert torch_probe.ask_here() == TorchFacts("2.8.0+cu128", "12.8", "9.10.2", usable=True)
     fake.cuda.is_initialized = lambda: False

@@ -95,7 +95,7 @@ def test_a_quota_that_already_bit() -> None:
 
 def test_less_than_one_cpu_still_allows_one_worker() -> None:
     hint = only(with_cpu(quota=0.5, usable=0.5), environ={"OMP_NUM_THREADS": "1"})
-    assert "at most 1 workers" in hint.remedy
+    assert "at most 1 worker," in hint.remedy
 
 
 def test_thread_pools_that_do_not_know_the_quota() -> None:

@@ -72,7 +72,7 @@ def _throttling(group: Group) -> Throttling | None:
 
 
 def _model(root: Path) -> str:
-    return field(root / "proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "unknown"
+    return field(root / "proc/cpuinfo", "model name") or platform.machine() or "unknown"
 
 
 def _logical(root: Path) -> int:

@@ -47,7 +47,7 @@ def _quota(machine: Machine) -> Iterator[Hint]:
     yield Hint(
         what=f"the CPU quota is {cpu.quota:g}, though {cpu.affinity} CPUs are shown: "
         f"whatever counts CPUs starts too many workers and threads{already}",
-        remedy=f"use at most {_whole(cpu.usable)} workers, or raise the quota (docker run --cpus, limits.cpu of a pod)",
+        remedy=f"use at most {_workers(cpu.usable)}, or raise the quota (docker run --cpus, limits.cpu of a pod)",
     )
 
 
@@ -58,7 +58,10 @@ def _thread_pools(machine: Machine, environ: Mapping[str, str]) -> Iterator[Hint
     if greedy:
         what = f"{' and '.join(greedy)} is more threads for each process than the {cpu.usable:g} CPUs it may use"
     elif cpu.usable < cpu.affinity and not _threads(environ, "OMP_NUM_THREADS"):
-        what = f"OMP_NUM_THREADS is not set: OpenMP and BLAS start {cpu.affinity} threads in each process, workers too"
+        what = (
+            f"OMP_NUM_THREADS is not set: OpenMP and BLAS start up to {cpu.affinity} threads in each process; "
+            "in workers torch keeps to 1, numpy's BLAS does not"
+        )
     else:
         return
     yield Hint(what=what, remedy=f"export OMP_NUM_THREADS={wanted}; in workers that use numpy's linear algebra, 1")
@@ -94,8 +97,8 @@ def _shared_memory(machine: Machine) -> Iterator[Hint]:
 
 
 def _open_files(machine: Machine) -> Iterator[Hint]:
-    host, workers = machine.host, _whole(machine.cpu.usable)
-    need = FILES_BESIDE_WORKERS + FILES_PER_WORKER * workers
+    host = machine.host
+    need = FILES_BESIDE_WORKERS + FILES_PER_WORKER * _whole(machine.cpu.usable)
     if host.open_files_soft >= need:
         return
     enough = max(65_536, need)
@@ -104,7 +107,8 @@ def _open_files(machine: Machine) -> Iterator[Hint]:
     else:
         remedy = f"raise the hard limit (docker run --ulimit nofile={enough}, or nofile in /etc/security/limits.conf)"
     yield Hint(
-        what=f"a process may open {host.open_files_soft} files; a loader with {workers} workers can need {need}, "
+        what=f"a process may open {host.open_files_soft} files; "
+        f"a loader with {_workers(machine.cpu.usable)} can need {need}, "
         "then fails with 'Too many open files' or 'received 0 items of ancdata'",
         remedy=remedy,
     )
@@ -154,6 +158,10 @@ def _threads(environ: Mapping[str, str], name: str) -> int:
     """OMP_NUM_THREADS may hold a list, a number for each level; the first counts."""
     first = environ.get(name, "").partition(",")[0].strip()
     return int(first) if first.isdigit() else 0
+
+
+def _workers(cpus: float) -> str:
+    return "1 worker" if _whole(cpus) == 1 else f"{_whole(cpus)} workers"
 
 
 def _whole(cpus: float) -> int:

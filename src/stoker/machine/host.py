@@ -3,12 +3,13 @@
 import multiprocessing
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from stoker.machine.cgroup import Group, groups
+from stoker.machine.cgroup import groups
 from stoker.machine.proc import SLASH, number, numbers, text
 from stoker.records import Host
 
@@ -69,24 +70,30 @@ def shared_memory(root: Path = SLASH) -> Space | None:
 
 def memory_limits(root: Path = SLASH) -> tuple[MemoryLimit, ...]:
     """Every memory limit above us, innermost first."""
-    return tuple(limit for group in groups("memory", root) for limit in _limits(group))
+    return tuple(
+        limit
+        for group in groups("memory", root)
+        for limit in (_limits_1(group.folder) if group.version == 1 else _limits_2(group.folder))
+    )
 
 
-def _limits(group: Group) -> Iterator[MemoryLimit]:
-    counts = numbers(group.folder / "memory.stat")
-    if group.version == 2:
-        # Past memory.high the kernel stalls us rather than killing us: a pipeline cannot count on more either.
-        found = [number(group.folder / "memory.max"), number(group.folder / "memory.high")]
-        used = number(group.folder / "memory.current")
-        droppable = counts.get("inactive_file", 0)
-    else:
-        # The second holds for ancestors too, seen or not.
-        found = [number(group.folder / "memory.limit_in_bytes"), counts.get("hierarchical_memory_limit")]
-        used = number(group.folder / "memory.usage_in_bytes")
-        droppable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+def _limits_1(folder: Path) -> Iterator[MemoryLimit]:
+    counts = numbers(folder / "memory.stat")
+    # The second holds for ancestors too, seen or not.
+    found = [number(folder / "memory.limit_in_bytes"), counts.get("hierarchical_memory_limit")]
     limits = [limit for limit in found if limit is not None and limit < _NO_LIMIT_BYTES]
     if limits:
-        yield MemoryLimit(min(limits), max(0, (used or 0) - droppable))
+        droppable = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+        yield MemoryLimit(min(limits), max(0, (number(folder / "memory.usage_in_bytes") or 0) - droppable))
+
+
+def _limits_2(folder: Path) -> Iterator[MemoryLimit]:
+    # Past memory.high the kernel stalls us rather than killing us: a pipeline cannot count on more either.
+    found = [number(folder / "memory.max"), number(folder / "memory.high")]
+    limits = [limit for limit in found if limit is not None]
+    if limits:
+        droppable = numbers(folder / "memory.stat").get("inactive_file", 0)
+        yield MemoryLimit(min(limits), max(0, (number(folder / "memory.current") or 0) - droppable))
 
 
 def _available(ram: Space, limits: tuple[MemoryLimit, ...]) -> int:
@@ -111,10 +118,8 @@ def _open_files(root: Path) -> tuple[int, int]:
     if match:
         soft, hard = (sys.maxsize if limit == "unlimited" else int(limit) for limit in match.groups())
         return soft, hard
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return tuple(sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))  # type: ignore[return-value]
+    return (soft if soft >= 0 else sys.maxsize), (hard if hard >= 0 else sys.maxsize)  # unlimited is negative
 
 
 def _start_method() -> str:

@@ -122,18 +122,20 @@ def _held_pages_in_window(descriptor: int, start: int, length: int) -> int:
 def _held_pages_by_probing(descriptor: int, length: int) -> float:
     """For files we may only read: ask for single bytes that must come without waiting, here and there.
 
-    A byte that is not held may be fetched by the question, so the questions are few, and read-ahead is off.
+    A byte that is not held may be fetched by the question: questions are few, and what they fetched is dropped again.
     """
-    probes = min(_PROBES, _pages(length))
-    if not probes or not hasattr(os, "RWF_NOWAIT"):
+    if not length or not hasattr(os, "RWF_NOWAIT"):
         return float(_pages(length))
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+    probes = _PROBES if length > _READ_BYTES else 1
     held = 0
     for probe in range(probes):
+        offset = (2 * probe + 1) * length // (2 * probes)
         try:
-            held += os.preadv(descriptor, [bytearray(1)], probe * length // probes, os.RWF_NOWAIT)
+            held += os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
         except BlockingIOError:
-            continue
+            os.pread(descriptor, 1, offset)  # a page on its way cannot be dropped
+            os.posix_fadvise(descriptor, offset // mmap.PAGESIZE * mmap.PAGESIZE, mmap.PAGESIZE, os.POSIX_FADV_DONTNEED)
         except OSError:  # this file system cannot say: claim nothing was dropped
             return float(_pages(length))
     return _pages(length) * held / probes

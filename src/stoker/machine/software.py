@@ -15,8 +15,14 @@ def read(torch: str | None = None) -> Software:
         torchvision=_version("torchvision"),
         numpy=_version("numpy"),
         pillow=_version("pillow"),
-        system=platform.platform(),
+        system=_system(),
     )
+
+
+def _system() -> str:
+    """Not `platform.platform()`: that starts a process to learn what we know."""
+    system, libc = platform.uname(), "".join(platform.libc_ver())
+    return "-".join(part for part in (system.system, system.release, system.machine, libc) if part)
 
 
 def has_opencv() -> bool:

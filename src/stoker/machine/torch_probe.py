@@ -36,11 +36,11 @@ def ask(timeout_s: float = TIMEOUT_S) -> TorchFacts:
 
 
 def ask_here() -> TorchFacts | None:
-    """The same from this process, where torch already holds CUDA; None where it does not, and nothing is loaded."""
+    """The same from this process, where torch already holds CUDA, and running nothing; None where it does not."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
         return None
-    return _facts(torch)
+    return _facts(torch, problem=None)
 
 
 def _answer(done: "subprocess.CompletedProcess[str]") -> TorchFacts:
@@ -57,11 +57,10 @@ def _look() -> TorchFacts:
         import torch
     except ImportError as error:
         return TorchFacts(problem=f"torch cannot be imported: {_sentence(error)}")
-    return _facts(torch)
+    return _facts(torch, problem=_why_not(torch))
 
 
-def _facts(torch: Any) -> TorchFacts:
-    problem = _why_not(torch)
+def _facts(torch: Any, *, problem: str | None) -> TorchFacts:
     return TorchFacts(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,

@@ -11,7 +11,8 @@ from stoker.records import Outcome, Problem
 from stoker.units import format_bytes
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
-_WORKER_DIED = re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) (?P<how>.*)", re.DOTALL)
+_WORKER_DIED = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)")
+_ENDED_BY = "Stoker: worker ended by "
 _CAUGHT = re.compile(r"^Caught (?P<kind>\w+) in (?P<place>.+)\.\nOriginal Traceback", re.MULTILINE)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
 _SHM_REMEDY = "use fewer workers or a smaller batch, or give the container more shared memory (docker run --shm-size=8g)"
@@ -22,10 +23,9 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
     text = str(error)
     if _is_out_of_memory(error) or _says_no_memory(error, text):
         return "oom", _out_of_memory(text)
-    died = _WORKER_DIED.search(text)
-    if died and isinstance(error, RuntimeError):
-        return "crashed", _worker_died(died["how"])
     trace = "".join(traceback.format_exception(error))
+    if (isinstance(error, RuntimeError) and _WORKER_DIED.search(text)) or _ENDED_BY in trace:
+        return "crashed", _worker_died(trace)
     caught = _CAUGHT.search(text)
     if caught:
         kind, message = _last_exception(text, caught["kind"])
@@ -35,6 +35,13 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
     ours = isinstance(error, StokerError)
     sentence = message if ours and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
     return "failed", Problem(sentence=sentence, where=own_place(trace), remedy=_noted(trace), detail=trace[-6000:])
+
+
+def of_trace(sentence: str, trace: str) -> tuple[Outcome, Problem]:
+    """What an error says that reached the caller only as text."""
+    if _WORKER_DIED.search(sentence) or _ENDED_BY in trace:
+        return "crashed", _worker_died(trace)
+    return "failed", Problem(sentence=sentence.splitlines()[0], where=own_place(trace), detail=trace[-6000:])
 
 
 def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
@@ -94,12 +101,13 @@ def _out_of_memory(text: str) -> Problem:
     return Problem(sentence=f"out of {where}: {first[:300]}", remedy="use a smaller batch")
 
 
-def _worker_died(how: str) -> Problem:
-    killed = re.search(r"is killed by signal: (.+?)\.", how)
-    name = killed.group(1) if killed else None
-    if name == "Bus error":
+def _worker_died(trace: str) -> Problem:
+    """By which signal, as the loader or the worker's exit code tells; it is not always in the last error of the chain."""
+    killed = re.search(r"is killed by signal: (.+?)\.|Stoker: worker ended by (\w+)\.", trace)
+    name = killed.group(1) or killed.group(2) if killed else None
+    if name in ("Bus error", "SIGBUS"):
         return _bus_error("a loader worker")
-    if name == "Killed":
+    if name in ("Killed", "SIGKILL"):
         return Problem(
             sentence="a loader worker was killed (SIGKILL), by someone or by the kernel for want of memory",
             remedy="look at the host's memory; use fewer workers, a smaller batch or a smaller prefetch",

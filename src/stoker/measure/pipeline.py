@@ -1,6 +1,7 @@
 """One measured run of a workload under a setting: the loop, its clocks, and the trial they make."""
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +18,7 @@ from stoker.measure.clock import Clock, Nap, clock_for, parse_device
 from stoker.measure.feed import Feed, keep_in_memory, make_feed
 from stoker.measure.score import score
 from stoker.measure.steps import ModelStep, NapStep, make_step
-from stoker.records import WORKER_STAGES, Extent, Mode, Setting, Stage, Subject, Timeline, Trial, WorkerLog
+from stoker.records import WORKER_STAGES, Extent, Machine, Mode, Setting, Stage, Subject, Timeline, Trial, WorkerLog
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 
@@ -51,6 +52,9 @@ class Loop:
                 parcel = next(batches)
             except StopIteration:
                 break
+            except Exception as error:
+                _name_signals(error, batches)
+                raise
             rows.append(self._one(asked, parcel))
             del parcel
         del batches
@@ -88,6 +92,15 @@ class Loop:
             )
             for began, started, exhausted, ended, rows in self.epochs
         ]
+
+
+def _name_signals(error: Exception, batches: Any) -> None:
+    """The loader does not always know that a worker died, or by which signal; its processes do."""
+    for worker in getattr(batches, "_workers", ()):
+        if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
+            worker.join(0.5)
+        if worker.exitcode is not None and worker.exitcode < 0:
+            error.add_note(f"Stoker: worker ended by {signal.Signals(-worker.exitcode).name}.")
 
 
 def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, extent: Extent, emit: Emit) -> Trial:
@@ -145,9 +158,11 @@ def _measured(
         stages["other"] = _less(stages["other"], sum(seconds))
     starts = [epoch.began for epoch in epochs] + [done]
     rows = [row for *_, rows in loop.epochs for row in rows]
+    machine = inspect(data=files[0] if files else None)
     return msgspec.structs.replace(
         trial,
-        machine=inspect(data=files[0] if files else None),
+        machine=machine,
+        notes=(*trial.notes, *_crowded(trial.setting, machine)),
         items=sum(loop.items),
         total_s=done - began,
         start_s=epochs[0].started - epochs[0].began,
@@ -186,6 +201,13 @@ def _worker_stages(stamps: list[spy.Stamp]) -> dict[str, Stage]:
     order = {name: place for place, name in enumerate(WORKER_STAGES)}
     ordered = sorted(rows, key=lambda name: (order.get(name.partition(".")[0], len(order)), name.count(".")))
     return {name: Stage(clock="worker", samples_s=tuple(rows[name])) for name in ordered}
+
+
+def _crowded(setting: Setting, machine: Machine) -> list[str]:
+    workers, cpus = setting.num_workers, machine.cpu.usable
+    if workers <= max(1.0, cpus):
+        return []
+    return [f"{workers} workers on {cpus:g} usable CPUs: they take turns, and more of them will not load faster"]
 
 
 def _worker_log(loop: Loop, began: float) -> WorkerLog:

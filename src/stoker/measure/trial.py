@@ -1,5 +1,6 @@
 """A trial in a process of its own: whatever becomes of it, the caller gets a `Trial` that says so."""
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def profile(
         watcher.gauges.stop()
     if ended.how == "returned" and ended.result is not None:
         return msgspec.structs.replace(ended.result, gauges=watcher.gauges.readings(watcher.began_s, watcher.over_s))
-    if ended.how == "raised":
+    if ended.failure is not None and ended.failure.kind:
         isolate.value(ended)
     outcome, problem = _judge(ended, timeout_s, out_of_memory_kills() > kills)
     return Trial(
@@ -123,11 +124,19 @@ def _in_child(
     except BaseException as error:
         if isinstance(error, StokerError) and state.get("phase") != "running":
             raise
-        outcome, problem = outcomes.of_error(error)
-        subject = state["subject"]
-        return Trial(
-            outcome=outcome, workload=subject, setting=setting, extent=extent, problem=problem, machine=inspect()
-        )
+        outcome, problem = _calmly(outcomes.of_error, error)
+    subject = state["subject"]
+    return Trial(outcome=outcome, workload=subject, setting=setting, extent=extent, problem=problem, machine=inspect())
+
+
+def _calmly(judge: Callable[[BaseException], tuple[Outcome, Problem]], error: BaseException) -> tuple[Outcome, Problem]:
+    """Judge an error while the loader's signal handler may still raise another, for a worker that died."""
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return judge(error)
+        except RuntimeError as later:
+            error = later
 
 
 def _judge(ended: isolate.Ended[Trial], timeout_s: float | None, memory_kill: bool) -> tuple[Outcome, Problem]:
@@ -137,6 +146,8 @@ def _judge(ended: isolate.Ended[Trial], timeout_s: float | None, memory_kill: bo
         stalled = timeout_s is None or ended.seconds < timeout_s
         limit = f"nothing happened for {format_seconds(STALL_S)}" if stalled else f"not over after {timeout_s:g} s"
         return "timed_out", outcomes.of_hang(ended.stacks, limit)
+    if ended.failure is not None:
+        return outcomes.of_trace(ended.failure.sentence, ended.failure.trace)
     if memory_kill:
         sentence = "the kernel killed the trial for want of host memory"
         return "oom", Problem(sentence=sentence, remedy="use a smaller batch, fewer workers or less prefetch")

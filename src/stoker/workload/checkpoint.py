@@ -92,6 +92,8 @@ def classes(state: State, model: nn.Module) -> int | None:
 def load(state: State, model: nn.Module, *, path: Path, name: str, head_may_be_new: bool = False) -> None:
     """Copy the tensors into the model; all must be there (`head_may_be_new`: all of its base model)."""
     own = model.state_dict()
+    if not own.keys() & state.keys():
+        raise InputError(f"{path} holds another model's weights: it has none of {name}'s, only {_some(list(state))}")
     _check_shapes(state, own, path=path, name=name)
     result = model.load_state_dict(state, strict=False)
     missing, unexpected = list(result.missing_keys), list(result.unexpected_keys)
@@ -102,8 +104,6 @@ def load(state: State, model: nn.Module, *, path: Path, name: str, head_may_be_n
         unexpected = []
         if head and not missing:
             warnings.warn(f"{path} has no weights for {_some(head)}: they stay random", stacklevel=3)
-    if missing and len(missing) == len(own):
-        raise InputError(f"{path} holds another model's weights: it has none of {name}'s, only {_some(list(state))}")
     if missing or unexpected:
         lacks = f"it lacks {_some(missing)}" if missing else ""
         has = f"it has {_some(unexpected)}, which the model does not" if unexpected else ""

@@ -5,6 +5,7 @@ the same folder does it then. Two builds of one folder take turns, and the secon
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import glob
@@ -18,7 +19,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -115,20 +115,21 @@ def _follow(futures: list[Future[int]], what: str, total: int, progress: Progres
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
     # Forked workers need no guarded `__main__` in the user's script. They do what DataLoader's forked workers do too.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    stop = context.Event()
+    # A bare byte: a worker that is killed could hold the lock of an event for ever.
+    stop = context.RawValue(ctypes.c_bool, False)
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(stop,))
     try:
         yield pool
     finally:
-        stop.set()
+        stop.value = True
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-_stop: Event | None = None
-"""In a worker: set once its builder wants no more of it."""
+_stop: ctypes.c_bool | None = None
+"""In a worker: true once its builder wants no more of it."""
 
 
-def _start_worker(stop: Event) -> None:
+def _start_worker(stop: ctypes.c_bool) -> None:
     """Ctrl-C and SIGTERM are the builder's to handle; a worker ends with its builder, however that ended."""
     global _stop
     _stop = stop
@@ -149,7 +150,7 @@ def _end_with_parent() -> None:
 
 def _do_chunk(work: Callable[[Any], None], chunk: Sequence[Any]) -> int:
     for task in chunk:
-        if _stop is not None and _stop.is_set():
+        if _stop is not None and _stop.value:
             break
         work(task)
     return len(chunk)

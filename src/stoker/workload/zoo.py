@@ -106,7 +106,7 @@ def names() -> list[str]:
 def _parse(name: str) -> tuple[Source, str]:
     prefix, slash, rest = name.partition("/")
     if not slash:
-        return "torchvision", name.lower()
+        return "torchvision", name
     if prefix == "timm":
         return "timm", rest
     if prefix == "hf":
@@ -140,8 +140,14 @@ def _describe_torchvision(name: str) -> ModelKind:
         size = 299
     elif module == "video.resnet":
         size = 112
-    data: DataKind = "video" if family == "video" else "jpeg"
-    return ModelKind(name=name, source="torchvision", family=family, data=data, classes=classes, image_size=size)
+    return ModelKind(
+        name=name.lower(),
+        source="torchvision",
+        family=family,
+        data="video" if family == "video" else "jpeg",
+        classes=classes,
+        image_size=size,
+    )
 
 
 def _torchvision_builder(name: str) -> Callable[..., nn.Module]:

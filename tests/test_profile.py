@@ -1,0 +1,266 @@
+"""Trials of real loaders in real child processes: what they measure, and what becomes of those that break."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+
+import stoker
+from stoker import Extent, Setting
+from stoker.errors import InputError, MachineError
+from stoker.measure.spans import steady, whole
+from stoker.records import decode, encode
+
+HERE = Path(__file__).parent / "workloads" / "planted.py"
+FEW = Extent(batches=6, warmup=1)
+
+
+def run(name: str, setting: Setting | None = None, extent: Extent = FEW, **options: Any) -> stoker.Trial:
+    return stoker.profile(f"{HERE}:{name}", setting or Setting(batch_size=4), extent, **{"device": "cpu", **options})
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+def test_planted_delays_are_found_where_they_were_planted(workers: int) -> None:
+    trial = run("planted", Setting(batch_size=4, num_workers=workers), Extent(batches=8, warmup=2))
+    assert trial.outcome == "done", trial.problem
+    batches = len(trial.timeline.items)
+    planted = {"read": 0.004 * trial.items, "transform": 0.006 * trial.items, "step": 0.030 * batches}
+    for name, seconds in planted.items():
+        # Never less than was planted; above it only what a busy machine adds, so the least of the samples is the judge.
+        least = min(trial.stages[name].samples_s) * len(trial.stages[name].samples_s)
+        assert seconds <= trial.stages[name].total_s
+        assert least == pytest.approx(seconds, rel=0.02), name
+    assert whole(trial).seconds == pytest.approx(trial.total_s, rel=0.01)
+    assert set(trial.workers.worker) == (set(range(workers)) if workers else {-1})
+
+
+def test_a_trial_keeps_its_samples_and_reads_back_whole() -> None:
+    trial = run("plain", Setting(batch_size=4, num_workers=2))
+    assert trial.outcome == "done", trial.problem
+    assert trial.items == 28
+    assert [len(trial.stages[name].samples_s) for name in ("wait", "copy", "forward", "collate")] == [7] * 4
+    assert trial.first_batch_s == trial.stages["wait"].samples_s[0]
+    assert trial.machine is not None
+    assert decode(encode(trial), stoker.Trial) == trial
+    calm = steady(trial)
+    assert calm is not None
+    assert calm.batches == 6
+
+
+def test_training_and_inference_have_their_stages() -> None:
+    assert {"forward", "backward", "update"} <= set(run("plain").stages)
+    assert not {"backward", "update"} & set(run("plain", mode="infer").stages)
+
+
+def test_the_setting_reaches_the_loop() -> None:
+    setting = Setting(batch_size=5, num_workers=1, prefetch_factor=3, persistent_workers=True, precision="bf16")
+    trial = run("plain", msgspec.structs.replace(setting, channels_last=True), Extent(batches=2, warmup=0, epochs=2))
+    assert trial.outcome == "done", trial.problem
+    assert trial.timeline.items == (5, 5, 5, 5)
+    assert trial.timeline.batches == (2, 2)
+    assert len(trial.timeline.epoch_s) == 2
+    assert len(trial.stages["start"].samples_s) == 2
+
+
+def test_a_step_can_stand_in_for_a_model() -> None:
+    trial = run("plain", device="sleep:20ms")
+    assert all(sample >= 0.02 for sample in trial.stages["forward"].samples_s)
+    trial = run("plain", device="sleep:2ms/item")
+    assert all(sample >= 0.008 for sample in trial.stages["forward"].samples_s)
+
+
+def test_epochs_run_the_whole_set_and_are_scored_after_each() -> None:
+    trial = run("scored", extent=Extent(batches=None, epochs=2, validate=True))
+    assert trial.outcome == "done", trial.problem
+    assert trial.timeline.batches == (16, 16)
+    assert len(trial.scores) == 2
+    assert len(trial.stages["score"].samples_s) == 2
+    assert whole(trial).seconds == pytest.approx(trial.total_s, rel=0.01)
+
+
+def test_a_stream_is_cut_where_asked() -> None:
+    assert run("stream", Setting(batch_size=4, num_workers=1)).items == 28
+
+
+def test_samplers_of_the_workload_are_used() -> None:
+    assert run("sampled").timeline.items == (4,)
+    trial = run("batched")
+    assert trial.timeline.items == (3, 2, 1)
+    assert "batch_sampler" in trial.notes[0]
+
+
+def test_a_batch_larger_than_the_set_runs_and_is_said() -> None:
+    trial = run("plain", Setting(batch_size=1000))
+    assert trial.items == 64
+    assert any("larger than the set" in note for note in trial.notes)
+
+
+def test_a_set_that_ends_early_is_said() -> None:
+    trial = run("plain", Setting(batch_size=30))
+    assert trial.items == 64
+    assert any("ends after 3 batches" in note for note in trial.notes)
+
+
+def test_more_workers_than_cpus_run_and_are_said() -> None:
+    trial = run("plain", Setting(batch_size=4, num_workers=(os.cpu_count() or 1) + 3))
+    assert trial.outcome == "done"
+    assert any("workers on" in note for note in trial.notes)
+
+
+def test_gauges_are_read_beside_the_run() -> None:
+    trial = run("planted", Setting(batch_size=8, num_workers=1), Extent(batches=12, warmup=0))
+    assert trial.gauges["rss_bytes"].average > 50e6
+    assert trial.gauges["processes"].maximum >= 2
+    assert all(0 <= moment <= trial.total_s for moment in trial.gauges["rss_bytes"].times_s)
+
+
+# ---------------------------------------------------------------- what breaks
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_that_raises_is_named_with_its_own_line(workers: int) -> None:
+    trial = run("raises", Setting(batch_size=4, num_workers=workers), mode="infer")
+    assert trial.outcome == "failed"
+    assert trial.problem is not None
+    assert "label 'cat' is not a number" in trial.problem.sentence
+    assert "ValueError" in trial.problem.sentence
+    assert "\n" not in trial.problem.sentence
+    assert trial.problem.where is not None
+    assert "planted.py" in trial.problem.where
+    assert "__getitem__" in trial.problem.where
+    assert "item 9" in (trial.problem.remedy or "")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_dataset_that_hangs_times_out_and_says_where(workers: int) -> None:
+    trial = run("hangs", Setting(batch_size=4, num_workers=workers), mode="infer", timeout_s=4)
+    assert trial.outcome == "timed_out"
+    assert trial.problem is not None
+    assert "__getitem__" in (trial.problem.where or "")
+
+
+def test_a_killed_worker_is_a_crash_with_its_signal() -> None:
+    trial = run("dies", Setting(batch_size=4, num_workers=2), mode="infer")
+    assert trial.outcome == "crashed"
+    assert trial.problem is not None
+    assert "SIGKILL" in trial.problem.sentence
+
+
+def test_a_bus_error_says_shared_memory() -> None:
+    trial = run("dies_of_a_bus_error", Setting(batch_size=4, num_workers=1), mode="infer")
+    assert trial.outcome == "crashed"
+    assert trial.problem is not None
+    assert "/dev/shm" in trial.problem.sentence
+
+
+def test_the_trials_own_process_may_die_too() -> None:
+    trial = run("dies", mode="infer")
+    assert trial.outcome == "crashed"
+    assert trial.problem is not None
+    assert "SIGKILL" in trial.problem.sentence
+
+
+def test_running_out_of_memory_is_an_outcome() -> None:
+    trial = run("out_of_memory")
+    assert trial.outcome == "oom"
+    assert trial.problem is not None
+
+
+def test_a_step_that_raises_is_not_taken_for_lack_of_memory() -> None:
+    trial = run("bad_step")
+    assert trial.outcome == "failed"
+    assert trial.problem is not None
+    assert "shapes do not match" in trial.problem.sentence
+    assert "step_that_raises" in (trial.problem.where or "")
+
+
+def test_an_empty_set_is_refused() -> None:
+    with pytest.raises(InputError, match="empty"):
+        run("empty")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"batch_size": 0}, "batch size must be at least 1, got 0"),
+        ({"num_workers": -1}, "num workers must be at least 0, got -1"),
+        ({"prefetch_factor": 0}, "prefetch factor must be at least 1, got 0"),
+    ],
+)
+def test_settings_are_checked_where_they_are_made(values: dict[str, int], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        Setting(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["tpu", "sleep:20parsecs", "sleep:1ms/batchlet"])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    with pytest.raises(InputError):
+        run("plain", device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a GPU")
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    with pytest.raises(MachineError, match="no GPU"):
+        run("plain", device="cuda")
+
+
+# ---------------------------------------------------------------- nothing of theirs is changed
+
+
+def test_objects_come_back_as_they_were() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 2), torch.nn.Dropout())
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    workload = stoker.Workload(
+        model=model,
+        dataset=torch.utils.data.TensorDataset(torch.randn(64, 8), torch.zeros(64, dtype=torch.long)),
+        loss=torch.nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    )
+    rng = torch.get_rng_state()
+    trial = stoker.profile(workload, Setting(batch_size=8), FEW, device="cpu")
+    assert trial.outcome == "done", trial.problem
+    assert "update" in trial.stages
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_no_processes_are_left() -> None:
+    run("hangs", Setting(batch_size=4, num_workers=2), mode="infer", timeout_s=3)
+    run("raises", Setting(batch_size=4, num_workers=2), mode="infer")
+    children = psutil.Process().children(recursive=True)
+    servers = [process for process in children if "stoker.measure.server" in " ".join(process.cmdline())]
+    assert len(servers) == 1, [process.cmdline() for process in servers]
+
+
+# ---------------------------------------------------------------- cold and cached
+
+
+def test_files_are_evicted_before_a_cold_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(24):
+        (tmp_path / f"{number:02d}").write_bytes(os.urandom(65536))
+    monkeypatch.setenv("STOKER_TEST_FILES", str(tmp_path))
+    cold = run("files", extent=Extent(batches=4, warmup=0, source="cold"))
+    assert cold.outcome == "done", cold.problem
+    assert any("evicted" in note for note in cold.notes)
+    assert cold.machine is not None
+    assert cold.machine.storage is not None
+    assert run("files", extent=Extent(batches=4, warmup=0, source="cached")).outcome == "done"
+
+
+def test_batches_in_memory_leave_the_loader_out() -> None:
+    trial = run("planted", extent=Extent(batches=5, warmup=0, source="memory"))
+    assert trial.outcome == "done"
+    assert "read" not in trial.stages
+    assert trial.items == 20
+
+
+def test_a_cold_run_of_unknown_files_says_how_to_name_them() -> None:
+    with pytest.raises(InputError, match=r"Workload\(files="):
+        run("plain", extent=Extent(batches=2, source="cold"))
