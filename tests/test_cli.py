@@ -51,7 +51,9 @@ def test_profile_of_a_users_own_function_as_json(tmp_path: Path) -> None:
     arguments = ("--batch-size", "4", "--workers", "2", "--batches", "6", "--device", "cpu", "--save", str(saved))
     found = document("profile", f"{PLANTED}:planted", *arguments)
     assert found["outcome"] == "done"
-    assert {"workload", "setting", "machine", "items", "total_s", "start_s", "first_batch_s", "items_per_s"} <= set(found)
+    assert {"workload", "setting", "machine", "items", "total_s", "start_s", "first_batch_s", "items_per_s"} <= set(
+        found
+    )
     assert found["setting"]["batch_size"] == 4
     stages = found["stages"]
     assert {"samples_s", "total_s", "share"} <= set(stages["read"])

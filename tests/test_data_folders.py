@@ -85,6 +85,13 @@ def test_a_class_that_train_lacks_is_named(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
+def test_a_validation_part_without_classes_is_told_when_it_is_wanted(tmp_path: Path) -> None:
+    touch(tmp_path, "train/cat/1.jpg", "val/1.jpg")
+    assert len(read_folder(tmp_path, parts=("train",)).parts["train"]) == 1
+    with pytest.raises(InputError, match=r"val has no class folders, but .*train has: sort its files"):
+        read_folder(tmp_path)
+
+
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere is not a folder"):
         read_folder(tmp_path / "nowhere")

@@ -142,7 +142,11 @@ def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
     caller = os.fork()
     if caller == 0:
         isolate._server = None
-        isolate.run(hang_with_a_child, (), kind=int, on_event=lambda _, pids: note.write_text(" ".join(map(str, pids))))
+
+        def write_down(name: str, pids: list[int]) -> None:
+            note.write_text(" ".join(map(str, pids)))
+
+        isolate.run(hang_with_a_child, (), kind=int, on_event=write_down)
         os._exit(0)
     while not (note.exists() and note.read_text()):
         time.sleep(0.05)

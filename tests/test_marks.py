@@ -41,9 +41,14 @@ def test_an_inner_stage_is_taken_off_the_outer_one(ticks: Ticks) -> None:
 def test_a_stage_that_raises_is_still_closed(ticks: Ticks) -> None:
     recorder = marks.Recorder()
     marks.record_into(recorder)
-    with pytest.raises(ValueError), marks.stage("read"):
-        ticks.now += 1
-        raise ValueError
+
+    def read() -> None:
+        with marks.stage("read"):
+            ticks.now += 1
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        read()
     assert recorder.names == []
     assert recorder.take() == {"read": 1.0}
 

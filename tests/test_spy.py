@@ -128,7 +128,7 @@ def _unwrapped(compose: Any) -> list[Any]:
 
 
 def test_transforms_of_a_nested_dataset_are_found() -> None:
-    nested = Subset(ConcatDataset([Marked(), Marked()]), list(range(8)))
+    nested: Subset[Any] = Subset(ConcatDataset([Marked(), Marked()]), list(range(8)))
     assert "transform.AddOne" in stages(parcels(nested))
 
 

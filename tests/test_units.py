@@ -16,7 +16,9 @@ def test_bytes_are_read_as_written(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("20ms", 0.02), ("1.5s", 1.5), ("2min", 120), ("3", 3), ("250 µs", 25e-5)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("20ms", 0.02), ("1.5s", 1.5), ("2min", 120), ("3", 3), ("250 µs", 25e-5)]
+)
 def test_seconds_are_read_as_written(text: str, seconds: float) -> None:
     assert parse_seconds(text) == pytest.approx(seconds)
 

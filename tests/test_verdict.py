@@ -29,7 +29,9 @@ def trial(workers: int = 2, start: float = 0.01, warmup: int = 1, **stages: list
 
 
 def test_a_starved_device_names_the_workers_slowest_stage() -> None:
-    judged = verdict(trial(wait=[1, 1, 1, 1, 1], forward=[0.25] * 5, read=[0.1] * 5, decode=[0.9] * 5, collate=[0.2] * 5))
+    judged = verdict(
+        trial(wait=[1, 1, 1, 1, 1], forward=[0.25] * 5, read=[0.1] * 5, decode=[0.9] * 5, collate=[0.2] * 5)
+    )
     assert judged is not None
     assert judged.bottleneck == "decode"
     assert abs(judged.share - 0.8 * 0.75) < 1e-9

@@ -131,7 +131,6 @@ def test_torchvision_names_need_no_other_package(monkeypatch: pytest.MonkeyPatch
         ("quantized_shufflenet_v2_x0_5", (2, 3, 64, 64)),
         ("r3d_18", (2, 3, 4, 32, 32)),
         ("timm/test_resnet", (2, 3, 64, 64)),
-        ("inception_v3", (2, 3, 80, 80)),
     ],
 )
 def test_classifiers_give_a_row_an_item(name: str, shape: tuple[int, ...]) -> None:

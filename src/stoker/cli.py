@@ -77,8 +77,12 @@ def profile(
     batch_size: Annotated[int, typer.Option("--batch-size", "-b")] = 32,
     workers: Annotated[int, typer.Option("--workers", "-w", help="Loader worker processes.")] = 0,
     prefetch: Annotated[int, typer.Option(help="Batches each worker loads ahead.")] = 2,
-    batches: Annotated[int | None, typer.Option(help="Batches to measure.", show_default="50; all with --epochs")] = None,
-    warmup: Annotated[int | None, typer.Option(help="Batches before those.", show_default="workers, at least 3")] = None,
+    batches: Annotated[
+        int | None, typer.Option(help="Batches to measure.", show_default="50; all with --epochs")
+    ] = None,
+    warmup: Annotated[
+        int | None, typer.Option(help="Batches before those.", show_default="workers, at least 3")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the set.", show_default=False)] = None,
     data: DataOption = None,
     items: ItemsOption = None,
@@ -168,7 +172,7 @@ def prepare(
     if json:
         _print_json(made)
     else:
-        typer.echo(f"{made.items} items, {format_bytes(made.bytes)}, in {made.path}")
+        typer.echo(f"{sum(made.items.values())} items, {format_bytes(made.stored_bytes)}, in {made.path}")
 
 
 def _deliver(result: Any, document: dict[str, Any], *, json: bool, save: Path | None) -> None:

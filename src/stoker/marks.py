@@ -1,7 +1,7 @@
 """Marks in a dataset's code that say which stage runs: `with stoker.stage("read"): ...`.
 
-Outside a profile a mark does nothing and costs next to nothing. Inside one, each process has one `Recorder`; marks nest,
-and a stage's time is its own: what an inner mark takes is taken off the outer one.
+Outside a profile a mark does nothing and costs next to nothing. Inside one, each process has one `Recorder`; marks
+nest, and a stage's time is its own: what an inner mark takes is taken off the outer one.
 """
 
 from threading import get_ident

@@ -25,7 +25,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- the machine
 
 
-class Throttling(Record):
+class Throttling(Record, frozen=True):
     """How often and how long the cgroup's quota held this group back since it was made."""
 
     periods: int
@@ -33,7 +33,7 @@ class Throttling(Record):
     throttled_s: float
 
 
-class Cpu(Record):
+class Cpu(Record, frozen=True):
     model: str
     logical: int
     physical: int | None
@@ -43,7 +43,7 @@ class Cpu(Record):
     throttling: Throttling | None = None
 
 
-class Host(Record):
+class Host(Record, frozen=True):
     """Memory and the limits that break loaders. `limit_bytes` is the least of RAM and every cgroup limit above us."""
 
     ram_bytes: int
@@ -57,13 +57,13 @@ class Host(Record):
     start_method: str
 
 
-class GpuProcess(Record):
+class GpuProcess(Record, frozen=True):
     pid: int
     name: str | None
     used_bytes: int | None
 
 
-class Gpu(Record):
+class Gpu(Record, frozen=True):
     index: int
     name: str
     uuid: str
@@ -74,7 +74,7 @@ class Gpu(Record):
     processes: tuple[GpuProcess, ...] = ()
 
 
-class Cuda(Record):
+class Cuda(Record, frozen=True):
     """The stack between torch and the GPUs. `problem` says in one sentence why there is none, or what is broken.
 
     `cuda`, `cudnn` and `usable` are torch's own word: known only where it was asked (`torch_asked`).
@@ -90,7 +90,7 @@ class Cuda(Record):
     problem: str | None = None
 
 
-class Software(Record):
+class Software(Record, frozen=True):
     stoker: str
     python: str
     torch: str | None
@@ -100,7 +100,7 @@ class Software(Record):
     system: str
 
 
-class Storage(Record):
+class Storage(Record, frozen=True):
     """What lies behind a path."""
 
     path: str
@@ -110,7 +110,7 @@ class Storage(Record):
     kind: Literal["nvme", "ssd", "hdd", "memory", "network", "virtual", "unknown"]
 
 
-class ReadSpeed(Record):
+class ReadSpeed(Record, frozen=True):
     """One way of reading: raw seconds for each chunk or file, and how many bytes each had."""
 
     samples_s: tuple[float, ...]
@@ -125,7 +125,7 @@ class ReadSpeed(Record):
         return len(self.samples_s) / max(sum(self.samples_s), 1e-12)
 
 
-class Disk(Record):
+class Disk(Record, frozen=True):
     """Measured reads of real files. `evicted` is the share of their pages that had left the page cache for `cold`."""
 
     storage: Storage
@@ -137,14 +137,14 @@ class Disk(Record):
     small_cached: ReadSpeed | None
 
 
-class Hint(Record):
+class Hint(Record, frozen=True):
     """Something that breaks people's runs, and what to do about it."""
 
     what: str
     remedy: str
 
 
-class Machine(Record):
+class Machine(Record, frozen=True):
     cpu: Cpu
     host: Host
     gpus: tuple[Gpu, ...]
@@ -158,7 +158,7 @@ class Machine(Record):
 # ---------------------------------------------------------------- a trial
 
 
-class Setting(Record):
+class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU."""
 
     batch_size: int = 32
@@ -178,10 +178,12 @@ class Setting(Record):
                 raise InputError(f"{name.replace('_', ' ')} must be at least {least}, got {value}")
 
 
-class Extent(Record):
+class Extent(Record, frozen=True):
     """How much of the workload a trial runs, and from where.
 
-    Without a `warmup` it is as many batches as there are workers, and at least 3. Each epoch has `warmup` + `batches` batches, or the whole set where `batches` is None. `source` says where the data
+    Without a `warmup` it is as many batches as there are workers, and at least 3.
+
+    Each epoch has `warmup` + `batches` batches, or the whole set where `batches` is None. `source` says where the data
     lies when the run begins: `files` as they are, evicted from the page cache (`cold`), brought into it (`cached`), or
     as batches already in memory (`memory`), which leaves the loader out.
     """
@@ -204,7 +206,7 @@ class Extent(Record):
         return max(3, num_workers) if self.warmup is None else self.warmup
 
 
-class Subject(Record):
+class Subject(Record, frozen=True):
     """What was run, in words and counts."""
 
     name: str
@@ -216,7 +218,7 @@ class Subject(Record):
     parameters: int | None = None
 
 
-class Stage(Record):
+class Stage(Record, frozen=True):
     """Seconds of one stage, a sample a batch (`start`, `stop`, `score`: one an epoch; `other`: one more, for the end).
 
     `loop` stages share the wall clock of the run; `worker` stages share the time of the worker processes.
@@ -230,7 +232,7 @@ class Stage(Record):
         return sum(self.samples_s)
 
 
-class Gauge(Record):
+class Gauge(Record, frozen=True):
     """Readings taken beside the run, at `times_s` after its start."""
 
     times_s: tuple[float, ...]
@@ -245,7 +247,7 @@ class Gauge(Record):
         return max(self.samples, default=0.0)
 
 
-class Timeline(Record):
+class Timeline(Record, frozen=True):
     """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
 
     `items` counts each batch; `batches` and `epoch_s` each epoch.
@@ -259,7 +261,7 @@ class Timeline(Record):
     epoch_s: tuple[float, ...] = ()
 
 
-class WorkerLog(Record):
+class WorkerLog(Record, frozen=True):
     """What each batch saw in its worker: which worker, when it began and ended it, its CPU time, each item's time."""
 
     worker: tuple[int, ...] = ()
@@ -270,13 +272,13 @@ class WorkerLog(Record):
     batch_bytes: tuple[int, ...] = ()
 
 
-class Verdict(Record):
+class Verdict(Record, frozen=True):
     bottleneck: str
     share: float
     sentence: str
 
 
-class Problem(Record):
+class Problem(Record, frozen=True):
     """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do."""
 
     sentence: str
@@ -285,7 +287,7 @@ class Problem(Record):
     detail: str | None = None
 
 
-class Trial(Record):
+class Trial(Record, frozen=True):
     """One measured run of a workload under a setting."""
 
     outcome: Outcome

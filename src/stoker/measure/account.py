@@ -22,7 +22,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's moments of one epoch: the iterator asked for and there, the batches, the iterator asked to end and gone."""
+    """The host's moments of one epoch: its iterator asked for and there, its batches, its end asked for and over."""
 
     began: float
     started: float

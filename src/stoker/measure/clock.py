@@ -10,7 +10,7 @@ from stoker.units import parse_seconds
 
 
 class Clock(Protocol):
-    """`mark` notes a moment of the device's work and costs no wait; `seconds` tells when that was, on the host's clock."""
+    """`mark` notes a moment of the device's work without waiting for it; `seconds` tells when it was, on the host."""
 
     def mark(self) -> Any: ...
     def settle(self) -> None: ...
@@ -41,7 +41,7 @@ class CudaClock:
         self._base_s = perf_counter()
 
     def mark(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -49,7 +49,7 @@ class CudaClock:
         torch.cuda.synchronize(self._device)
 
     def seconds(self, mark: torch.cuda.Event) -> float:
-        return self._base_s + self._base.elapsed_time(mark) / 1e3
+        return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
 
 
 def clock_for(device: torch.device) -> Clock:

@@ -45,8 +45,7 @@ class Bounded(Sampler[Any]):
 
 
 class Feed:
-    """Gives an iterator an epoch. `cut`: it would go on after `batches`, so the loop must stop. `notes` say what was not
-    as asked."""
+    """Gives an iterator an epoch. `cut`: it would go on after `batches`. `notes` say what was not as asked."""
 
     def __init__(self, source: Iterable[Any], batches: int | None, notes: list[str], *, cut: bool = False) -> None:
         self.source, self.batches, self.notes, self.cut = source, batches, notes, cut
@@ -56,7 +55,15 @@ class Feed:
 
 
 def make_feed(
-    workload: Workload, dataset: Any, mode: Mode, setting: Setting, extent: Extent, *, pinned: bool, traced: bool, seed: int
+    workload: Workload,
+    dataset: Any,
+    mode: Mode,
+    setting: Setting,
+    extent: Extent,
+    *,
+    pinned: bool,
+    traced: bool,
+    seed: int,
 ) -> Feed:
     """A DataLoader under `setting` that ends by itself after what `extent` asks for."""
     wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
@@ -104,7 +111,8 @@ def _bound(
     if workload.sampler is not None:
         options["sampler"] = Bounded(workload.sampler, count) if count else workload.sampler
     else:
-        assert size is not None and count is not None, "a map-style dataset has a length"
+        if size is None or count is None:
+            raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
         options["sampler"] = Order(size, count, shuffle=mode == "train", seed=seed)
     return batches
 
@@ -117,7 +125,7 @@ def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, 
 
 
 def keep_in_memory(feed: Feed, batches: int) -> Feed:
-    """The feed's first batches, loaded now and given again and again: what the loop costs when loading costs nothing."""
+    """The feed's first batches, loaded now and given in turn: what the loop costs when loading costs nothing."""
     kept = list(islice(iter(feed), min(_KEPT_BATCHES, batches)))
     source = [kept[index % len(kept)] for index in range(batches)]
     return Feed(source, batches, [*feed.notes, f"{len(kept)} batches kept in memory, given in turn"])

@@ -1,4 +1,4 @@
-"""Readings taken beside a run, from the caller's process, a few times a second: GPU, memory, CPU, throttling, /dev/shm."""
+"""Readings taken beside a run, from the caller's process, a few times a second: GPU, memory, CPU, /dev/shm."""
 
 import contextlib
 import threading
@@ -130,4 +130,3 @@ def _gpu_reader(uuid: str) -> Callable[[], Iterator[tuple[str, float]]]:
         yield "gpu_memory_bytes", pynvml.nvmlDeviceGetMemoryInfo(handle).used
 
     return read
-

@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker import marks
 
-# module, name, stage. A name is patched in the module that calls it, where that is another than the one that defines it.
+# Module, name, stage. A name that is imported into another module by name is patched there too.
 _FUNCTIONS = (
     ("PIL.Image", "open", "read"),
     ("torchvision.io.image", "read_file", "read"),

@@ -1,7 +1,7 @@
-"""Calls in a child process of their own: a crash, a kill, a hang or running out of memory costs the call, never the caller.
+"""Calls in a child process of their own: a crash, a hang or running out of memory costs the call, never the caller.
 
-Children are forked from a server (`server.py`) that has imported torch, so that one more costs milliseconds. Nothing that
-a child sends back is unpickled: events and results are JSON, checked against the record they must be.
+Children are forked from a server (`server.py`) that has imported torch, so that one more costs milliseconds. Nothing
+that a child sends back is unpickled: events and results are JSON, checked against the record they must be.
 """
 
 import atexit
@@ -113,8 +113,8 @@ class _Job(Generic[T]):
         self._on_event, self._on_start = on_event, on_start
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
-        self._output: IO[bytes] = tempfile.TemporaryFile()
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._buffer = bytearray()
         self._result: T | None = None
         self._failure: Failure | None = None
@@ -294,5 +294,5 @@ def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
             f"this workload cannot be sent to a process of its own ({error}); "
             "give functions that make the model and the dataset instead of the objects"
         ) from None
-    call = Call(function=pickled, path=list(sys.path), folder=os.getcwd(), environ=dict(os.environ))
+    call = Call(function=pickled, path=list(sys.path), folder=str(Path.cwd()), environ=dict(os.environ))
     return msgspec.msgpack.encode(call)

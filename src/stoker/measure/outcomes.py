@@ -15,7 +15,9 @@ _WORKER_DIED = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)")
 _ENDED_BY = "Stoker: worker ended by "
 _CAUGHT = re.compile(r"^Caught (?P<kind>\w+) in (?P<place>.+)\.\nOriginal Traceback", re.MULTILINE)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
-_SHM_REMEDY = "use fewer workers or a smaller batch, or give the container more shared memory (docker run --shm-size=8g)"
+_SHM_REMEDY = (
+    "use fewer workers or a smaller batch, or give the container more shared memory (docker run --shm-size=8g)"
+)
 
 
 def of_error(error: BaseException) -> tuple[Outcome, Problem]:
@@ -102,7 +104,7 @@ def _out_of_memory(text: str) -> Problem:
 
 
 def _worker_died(trace: str) -> Problem:
-    """By which signal, as the loader or the worker's exit code tells; it is not always in the last error of the chain."""
+    """By which signal, as the loader or the worker's exit code tells, somewhere in the chain of errors."""
     killed = re.search(r"is killed by signal: (.+?)\.|Stoker: worker ended by (\w+)\.", trace)
     name = killed.group(1) or killed.group(2) if killed else None
     if name in ("Bus error", "SIGBUS"):
@@ -134,5 +136,3 @@ def _noted(trace: str) -> str | None:
 
 def _short(place: str) -> str:
     return place.replace("DataLoader worker process", "loader worker")
-
-

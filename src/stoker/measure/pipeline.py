@@ -3,12 +3,14 @@
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import torch
+from torch.utils.data import Subset
 
 from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
@@ -173,7 +175,7 @@ def _measured(
             done_s=tuple(finished - began for _, _, finished, *_ in rows),
             items=tuple(loop.items),
             batches=tuple(len(rows) for *_, rows in loop.epochs),
-            epoch_s=tuple(after - before for before, after in zip(starts, starts[1:], strict=False)),
+            epoch_s=tuple(after - before for before, after in pairwise(starts)),
         ),
         workers=_worker_log(loop, began),
         scores=tuple(value for _, value in scores if value is not None),
@@ -182,7 +184,7 @@ def _measured(
 
 
 def _less(other: Stage, seconds: float) -> Stage:
-    """`other` without what was found to be scoring: it lies between epochs and after the last, in the largest samples."""
+    """`other` without what was found to be scoring, which lies between epochs: in the largest samples."""
     samples = list(other.samples_s)
     for index in sorted(range(len(samples)), key=lambda place: -samples[place]):
         taken = min(samples[index], seconds)
@@ -260,6 +262,8 @@ def _files(workload: Workload, dataset: Any) -> list[Path]:
     """The files that the dataset reads, where they can be told."""
     given = workload.files() if callable(workload.files) else workload.files
     if given is None:
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
         given = [sample[0] for sample in getattr(dataset, "samples", []) if isinstance(sample, tuple | list)]
     return [Path(file) for file in given if isinstance(file, str | Path)]
 
@@ -271,7 +275,12 @@ def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
 
 
 def _subject(
-    workload: Workload, dataset: Any, mode: Mode, device_name: str, device: torch.device | Nap, step: ModelStep | NapStep
+    workload: Workload,
+    dataset: Any,
+    mode: Mode,
+    device_name: str,
+    device: torch.device | Nap,
+    step: ModelStep | NapStep,
 ) -> Subject:
     name = device_name if isinstance(device, Nap) else str(device)
     model = type(step.model).__name__ if isinstance(step, ModelStep) else device_name

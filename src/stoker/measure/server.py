@@ -1,12 +1,13 @@
 """The process that trials are forked from: it imports torch once, touches no device, and forks a child for each job.
 
-It is started by `isolate.Server` as `python -m stoker.measure.server FD`, where FD is one end of a socket pair. For each
-job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and, when that
-has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
+It is started by `isolate.Server` as `python -m stoker.measure.server FD`, where FD is one end of a socket pair. For
+each job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and, when
+that has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
 """
 
 import ctypes
 import faulthandler
+import importlib
 import os
 import pickle
 import select
@@ -99,10 +100,10 @@ def _wait(pid: int, sock: socket.socket, wake_read: int) -> int | None:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return status
-        ready, _, _ = select.select([sock, wake_read], [], [], 5.0)
+        ready, _, _ = select.select([sock.fileno(), wake_read], [], [], 5.0)
         if wake_read in ready:
             os.read(wake_read, 4096)
-        if sock in ready and not sock.recv(1, socket.MSG_PEEK):
+        if sock.fileno() in ready and not sock.recv(1, socket.MSG_PEEK):
             kill_group(pid)
             return None
 
@@ -162,10 +163,8 @@ def _die_with_parent() -> None:
 
 def preload() -> None:
     """Import what every trial needs; nothing here may touch a device or start a thread."""
-    import torch.utils.data
-    import torchvision.transforms  # noqa: F401
-
-    import stoker.measure.pipeline  # noqa: F401
+    for module in ("torch.utils.data", "torchvision.transforms", "stoker.measure.pipeline", "stoker.workload.source"):
+        importlib.import_module(module)
 
 
 def main() -> None:

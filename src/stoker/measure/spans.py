@@ -6,7 +6,7 @@ PER_EPOCH = ("start", "stop", "score")
 COMPUTE = ("forward", "backward", "update", "step")
 
 
-class Span(Record):
+class Span(Record, frozen=True):
     """Part of a run: its wall-clock seconds by loop stage, and its workers' seconds by worker stage."""
 
     batches: int

@@ -1,4 +1,4 @@
-"""Three runs of one setting that tell preparation stalls from fetch stalls: batches in memory, files cached, files cold."""
+"""Three runs of one setting tell preparation stalls from fetch stalls: data in memory, files cached, files cold."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -11,7 +11,7 @@ from stoker.records import Extent, Record, Trial
 SOURCES: tuple[Literal["memory", "cached", "cold"], ...] = ("memory", "cached", "cold")
 
 
-class Stalls(Record):
+class Stalls(Record, frozen=True):
     """The three trials. Shares are of the cold run's time, worker start and stop left out."""
 
     memory: Trial

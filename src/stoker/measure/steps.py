@@ -45,7 +45,7 @@ class ModelStep:
         if setting.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.model = model.train(mode == "train")
-        self._called = torch.compile(self.model) if setting.compile else self.model
+        self._called: torch.nn.Module = torch.compile(self.model) if setting.compile else self.model  # type: ignore[assignment]
         self._optimizer = passes.make_optimizer(workload, self.model) if mode == "train" else None
         scaled = mode == "train" and setting.precision == "fp16" and device.type == "cuda"
         self._scaler = torch.amp.GradScaler("cuda") if scaled else None

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ OnEvent = Callable[[str, Any], None]
 STALL_S = 300.0
 
 
-class Named(Record):
+class Named(Record, frozen=True):
     """A workload by name, to be made where it runs: a model's name with data, or `train.py:workload`."""
 
     spec: str
@@ -117,8 +118,9 @@ def _in_child(
             def progress(what: str, done: int, of: int) -> None:
                 emit("build", {"what": what, "done": done, "of": of})
 
+            weights = Path(source.weights) if source.weights else None
             source = load(
-                source.spec, data=source.data, mode=mode, items=source.items, weights=source.weights, progress=progress
+                source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress
             )
         return pipeline.run(source, mode or source.default_mode(), device, setting, extent, watch)
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""JSON documents: a record with the figures derived from it written beside its samples. Reading one back ignores them."""
+"""JSON documents: a record, and beside its samples the figures derived from them. Reading one back ignores those."""
 
 import os
 import tempfile

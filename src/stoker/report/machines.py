@@ -36,7 +36,9 @@ def _host_rows(machine: Machine) -> list[tuple[str, str]]:
     ]
     if cpu.throttling is not None and cpu.throttling.throttled_periods:
         share = cpu.throttling.throttled_periods / max(cpu.throttling.periods, 1)
-        rows.append(("held back", f"{format_seconds(cpu.throttling.throttled_s)}, in {share:.0%} of the quota's periods"))
+        rows.append(
+            ("held back", f"{format_seconds(cpu.throttling.throttled_s)}, in {share:.0%} of the quota's periods")
+        )
     limit = f", limited to {format_bytes(host.cgroup_limit_bytes)}" if host.cgroup_limit_bytes is not None else ""
     rows.append(("memory", f"{format_bytes(host.ram_bytes)}{limit}; {format_bytes(host.available_bytes)} available"))
     if host.shm_bytes is not None and host.shm_free_bytes is not None:

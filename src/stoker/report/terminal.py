@@ -44,7 +44,10 @@ def profile_view(trial: Trial) -> RenderableType:
         parts.append(problem_view(trial))
     judged = verdict(trial)
     if judged:
-        parts += [Text(), Text.assemble(("Bottleneck: ", "bold"), (judged.bottleneck, "bold red"), f" — {judged.sentence}.")]
+        parts += [
+            Text(),
+            Text.assemble(("Bottleneck: ", "bold"), (judged.bottleneck, "bold red"), f" — {judged.sentence}."),
+        ]
     return Group(*parts)
 
 

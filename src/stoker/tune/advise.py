@@ -55,7 +55,9 @@ def _loading(trial: Trial, span: Span) -> Verdict:
     waiting = span.share("wait")
     parts = span.worker_parts
     if not parts:
-        return Verdict(bottleneck="wait", share=waiting, sentence=f"the device waits for data {waiting:.0%} of the time")
+        return Verdict(
+            bottleneck="wait", share=waiting, sentence=f"the device waits for data {waiting:.0%} of the time"
+        )
     stage = max(parts, key=lambda name: parts[name])
     of_workers = span.share(stage)
     who = "the workers'" if trial.setting.num_workers else "the loading"

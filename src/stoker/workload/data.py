@@ -152,7 +152,7 @@ def _open_path(kind: str, wanted: _Wanted) -> OpenedData:
     name = path.absolute().name
     if read_manifest(path) is not None:
         return _open_prepared(path, wanted, name, repeats=False)
-    folder = read_folder(path)
+    folder = read_folder(path, parts=(wanted.part,))
     listing = folder.parts[wanted.part]
     if not len(listing):
         raise InputError(f"{path} has no validation part, and too few files to hold some out as one")

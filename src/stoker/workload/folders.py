@@ -78,8 +78,8 @@ class _Found:
     flat: bool
 
 
-def read_folder(root: Path, media: Sequence[Media] = ("images", "videos")) -> Folder:
-    """List a folder; where it has no validation part, one file in ten of each class is held out as one."""
+def read_folder(root: Path, media: Sequence[Media] = ("images", "videos"), *, parts: Sequence[Part] = PARTS) -> Folder:
+    """List the parts of a folder; where none is there to validate on, one file in ten of each class is held out."""
     if not root.is_dir():
         raise InputError(f"{root} is not a folder")
     below = {entry.name.lower(): Path(entry.path) for entry in _folders(root)}
@@ -88,19 +88,20 @@ def read_folder(root: Path, media: Sequence[Media] = ("images", "videos")) -> Fo
     validation_root = next((below[name] for name in _VALIDATION_NAMES if name in below), None)
     if train_root == root or validation_root is None:
         return Folder(kind, train.flat, _split(train))
-    _, validation = _find(validation_root, (kind,))
-    classes = sorted(train.by_class)
-    unknown = sorted(set(validation.by_class) - set(classes))
+    listings: dict[Part, Listing] = {"train": _listing(train, train.by_class, sorted(train.by_class))}
+    if "validation" in parts:
+        listings["validation"] = _validation(validation_root, kind, train)
+    return Folder(kind, train.flat, listings)
+
+
+def _validation(root: Path, kind: Media, train: _Found) -> Listing:
+    _, found = _find(root, (kind,))
+    if found.flat and not train.flat:
+        raise InputError(f"{root} has no class folders, but {train.root} has: sort its files into the same classes")
+    unknown = sorted(set(found.by_class) - set(train.by_class))
     if unknown:
-        raise InputError(f"{validation_root} has classes that {train_root} has not: {', '.join(unknown[:5])}")
-    return Folder(
-        kind,
-        train.flat,
-        {
-            "train": _listing(train, train.by_class, classes),
-            "validation": _listing(validation, validation.by_class, classes),
-        },
-    )
+        raise InputError(f"{root} has classes that {train.root} has not: {', '.join(unknown[:5])}")
+    return _listing(found, found.by_class, sorted(train.by_class))
 
 
 def _find(root: Path, media: Sequence[Media]) -> tuple[Media, _Found]:

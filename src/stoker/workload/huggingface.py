@@ -78,7 +78,7 @@ def _config(name: str) -> tuple[Any, Literal["text", "image"]]:
     transformers = optional("transformers", extra="hf")
     config = _known_config(transformers, name) or _local_config(transformers, name)
     if type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        if config.pad_token_id is None:
+        if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = 0  # without one, a decoder refuses batches of more than one text
         return config, "text"
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:

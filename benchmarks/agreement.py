@@ -1,0 +1,92 @@
+"""Do our device stages agree with torch.profiler? Both watch the same steps of vit_b_16 on one GPU.
+
+python benchmarks/agreement.py --output benchmarks/results/h200
+"""
+
+from typing import Any
+
+import torch
+from common import arguments, say, write
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+import stoker
+from stoker.measure import isolate
+from stoker.measure.clock import CudaClock
+from stoker.measure.steps import ModelStep
+
+STAGES = ("copy", "forward", "backward", "update")
+Times = dict[str, float]
+
+
+class Both:
+    """Ends a stage on our clock and as a range in torch's trace."""
+
+    def __init__(self, clock: CudaClock, order: list[str]) -> None:
+        self._clock, self._order = clock, order
+        self.moments = [clock.mark()]
+        self._range = self._opened(0)
+
+    def __call__(self, name: str) -> None:
+        self.moments.append(self._clock.mark())
+        self._range.__exit__(None, None, None)
+        if len(self.moments) <= len(self._order):
+            self._range = self._opened(len(self.moments) - 1)
+
+    def _opened(self, place: int) -> Any:
+        opened: Any = record_function(self._order[place])
+        opened.__enter__()
+        return opened
+
+
+def watch(model: str, mode: str, batch_size: int, steps: int, emit: isolate.Emit) -> dict[str, Times]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    workload = stoker.load(model, data="tensors", mode=mode, items=batch_size)  # type: ignore[arg-type]
+    setting = stoker.Setting(batch_size=batch_size, pin_memory=True)
+    step = ModelStep(workload, mode, setting, device, pinned=True)  # type: ignore[arg-type]
+    images, labels = torch.randn(batch_size, 3, 224, 224), torch.randint(0, 10, (batch_size,))
+    batch = (images.pin_memory(), labels.pin_memory())
+    order = list(STAGES if mode == "train" else STAGES[:2])
+    for _ in range(5):
+        step(batch, lambda name: None)
+    clock = CudaClock(device)
+    ours: Times = dict.fromkeys(order, 0.0)
+    with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        marked = []
+        for _ in range(steps):
+            marked.append(both := Both(clock, order))
+            step(batch, both)
+        torch.cuda.synchronize()
+    for both in marked:
+        times = [clock.seconds(moment) for moment in both.moments]
+        for name, before, after in zip(order, times, times[1:], strict=False):
+            ours[name] += after - before
+    return {"ours": ours, "torch": _in_trace(profiler, order)}
+
+
+def _in_trace(profiler: Any, order: list[str]) -> Times:
+    """Seconds the device spent inside each range, as the trace has them: the device's own copies of the ranges."""
+    found: Times = dict.fromkeys(order, 0.0)
+    for event in profiler.events():
+        if event.name in found and event.device_type == DeviceType.CUDA:
+            found[event.name] += event.device_time_total / 1e6
+    return found
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    rows = []
+    say("model      mode    stage       ours      torch     ratio")
+    for model, mode in (("vit_b_16", "infer"), ("vit_b_16", "train"), ("resnet18", "train")):
+        found = isolate.value(isolate.run(watch, (model, mode, 128, 30), kind=dict[str, Times]))
+        rows.append({"model": model, "mode": mode, **found})
+        for name, seconds in found["ours"].items():
+            other = found["torch"][name]
+            ratio = f"{seconds / other:.4f}" if other else "–"
+            say(f"{model:10s} {mode:7s} {name:10s} {seconds:7.4f} s {other:7.4f} s   {ratio}")
+    write(options.output, "agreement", rows)
+
+
+if __name__ == "__main__":
+    main()

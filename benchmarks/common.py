@@ -1,0 +1,53 @@
+"""What benchmarks share: where results go, what machine they came from, and how a spread is written."""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.machine import inspect
+from stoker.report.documents import to_json
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Every benchmark writes to a folder named for the machine; the default tells two-core machines from others."""
+    parser = argparse.ArgumentParser(description=description)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    default = RESULTS / ("two-cores" if cores == 2 else f"{cores}-cores")
+    parser.add_argument("--output", type=Path, default=default, help="folder for the raw JSON")
+    return parser
+
+
+def write(folder: Path, name: str, rows: Any) -> None:
+    """Raw results, with the machine and the versions they came from."""
+    machine = inspect()
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"cpu": machine.cpu, "gpus": [gpu.name for gpu in machine.gpus], "software": machine.software}
+    document = {
+        "benchmark": name,
+        "python": platform.python_version(),
+        "machine": msgspec.to_builtins(facts),
+        "rows": rows,
+    }
+    (folder / f"{name}.json").write_text(to_json(document) + "\n", encoding="utf-8")
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
+def say(line: str = "") -> None:
+    print(line)
+    sys.stdout.flush()
