@@ -5,6 +5,7 @@ that a child sends back is unpickled: events and results are JSON, checked again
 """
 
 import atexit
+import contextlib
 import os
 import selectors
 import signal
@@ -15,11 +16,12 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import IO, Any, Generic, Literal, TypeVar
 
 import cloudpickle
 import msgspec
+import psutil
 
 from stoker import errors
 from stoker.errors import InputError, MachineError, StokerError
@@ -195,12 +197,17 @@ class _Job(Generic[T]):
                 self._on_event(*msgspec.json.decode(payload))
 
     def _ask_for_stacks(self, pid: int) -> None:
-        """Have every process of the group write down where it stands, for the person who must find the hang."""
-        try:
-            os.killpg(pid, signal.SIGUSR1)
-        except ProcessLookupError:
-            return
-        threading.Event().wait(_STACK_WAIT_S)
+        """Have each process write down where it stands, workers first, in turn so that they do not mix."""
+        for each in reversed(_family(pid)):
+            size = os.fstat(self._stacks.fileno()).st_size
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGUSR1)
+            deadline = monotonic() + _STACK_WAIT_S
+            while monotonic() < deadline:
+                sleep(0.02)
+                before, size = size, os.fstat(self._stacks.fileno()).st_size
+                if size and size == before:
+                    break
 
     def _ended(self, status: int, timed_out: bool, seconds: float) -> Ended[T]:
         killed = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else None
@@ -220,6 +227,14 @@ class _Job(Generic[T]):
             stacks=_tail(self._stacks, limit=1 << 17),
             seconds=seconds,
         )
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all below it, parents before children."""
+    try:
+        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+    except psutil.Error:
+        return [pid]
 
 
 def _read_status(sock: socket.socket) -> int:

@@ -112,7 +112,7 @@ def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, exte
     pinned = _pinned(setting, device)
     setting = msgspec.structs.replace(setting, pin_memory=pinned)
     torch.manual_seed(extent.seed)
-    dataset = passes.make(workload.dataset)
+    dataset = passes.make_dataset(workload)
     files = _files(workload, dataset)
     with _quiet_loader():
         spy.install()

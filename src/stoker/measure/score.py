@@ -16,7 +16,7 @@ def score(workload: Workload, step: ModelStep, setting: Setting, *, pinned: bool
     """Seconds of the pass, and the metric's mean over the items (None without a metric). Training goes on after it."""
     if workload.validation is None:
         raise InputError("there is no validation set to score on; give one: Workload(validation=...)")
-    dataset = passes.make(workload.validation)
+    dataset = passes.make_dataset(workload, "validation")
     loader = DataLoader(
         dataset,
         batch_size=setting.batch_size,

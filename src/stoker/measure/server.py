@@ -1,8 +1,8 @@
 """The process that trials are forked from: it imports torch once, touches no device, and forks a child for each job.
 
 It is started by `isolate.Server` as `python -m stoker.measure.server FD`, where FD is one end of a socket pair. For
-each job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and, when
-that has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
+each job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and,
+when that has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
 """
 
 import ctypes

@@ -40,7 +40,7 @@ class ModelStep:
         self._pinned = pinned
         self.on_device = bool(workload.facts.get("on_device"))
         torch.backends.cudnn.benchmark = setting.cudnn_benchmark
-        model = passes.make(workload.model).to(device)
+        model = passes.make_model(workload).to(device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if setting.channels_last:
             model = model.to(memory_format=torch.channels_last)

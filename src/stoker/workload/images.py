@@ -22,7 +22,7 @@ STD = (0.229, 0.224, 0.225)
 Transform = Callable[[Any], Any]
 
 
-class CorruptItem(InputError):  # noqa: N818 - named for what it is, as the others of the tree are
+class CorruptItem(InputError):
     """An item of a set cannot be read. One string makes it, for DataLoader makes it anew from its message."""
 
 
