@@ -77,7 +77,7 @@ def _in_trace(profiler: Any) -> Times:
             continue
         if event.name in ("copy", "forward"):
             found[event.name] += event.device_time_total / 1e6
-        elif event.name not in STAGES and "#" not in event.name and "HtoD" not in event.name:
+        elif event.name not in STAGES and not event.name.startswith("Optimizer.") and "HtoD" not in event.name:
             found["compute"] += event.device_time_total / 1e6
     return found
 

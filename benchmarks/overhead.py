@@ -1,4 +1,7 @@
-"""What does measuring cost? The traced loop against the same loop untraced, in turns, a fresh process each.
+"""What does measuring cost? The traced loop against the same loop untraced, in turns, in one process.
+
+`bare` is the loop as a person would write it; `traced` has the spy in the workers, the clock around every stage and,
+from another process, the gauges, as a trial has them. Each loop starts its own workers.
 
 python benchmarks/overhead.py [--pairs 15] [--gpu]
 """
@@ -10,63 +13,95 @@ import torch
 from common import arguments, quartiles, say, write
 
 import stoker
-from stoker.measure import isolate
+from stoker import marks
+from stoker.measure import isolate, spy
 from stoker.measure.clock import Nap, clock_for, parse_device
-from stoker.measure.feed import make_feed
+from stoker.measure.feed import keep_in_memory, make_feed
+from stoker.measure.gauges import Gauges
+from stoker.measure.pipeline import Loop
 from stoker.measure.steps import make_step
 from stoker.workload import passes
 
 Case = dict[str, Any]
 CPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 12, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 100, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 6, "device": "cpu"},
+    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 50, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 1, "batch": 32, "batches": 25, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 120, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 8, "device": "cpu"},
 ]
 GPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 32, "device": "cuda"},
+    {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 24, "device": "cuda"},
     {"name": "resnet18", "data": "tensors", "workers": 8, "batch": 128, "batches": 80, "device": "cuda"},
-    {"name": "vit_b_16", "data": "tensors", "workers": 8, "batch": 128, "batches": 40, "device": "cuda"},
-    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 200, "device": "cuda"},
+    {"name": "vit_b_16", "data": "tensors", "workers": 8, "batch": 128, "batches": 20, "device": "cuda"},
+    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 250, "device": "cuda"},
 ]
 
 
-def bare(case: Case, setting: stoker.Setting, extent: stoker.Extent, emit: isolate.Emit) -> float:
-    """The loop as a person would write it: no wrappers, no marks, no gauges."""
+def measure(case: Case, pairs: int, emit: isolate.Emit) -> list[dict[str, float]]:
+    """Seconds of each loop, in turns; which comes first changes from pair to pair."""
     device = parse_device(case["device"])
     pinned = isinstance(device, torch.device) and device.type == "cuda"
-    workload = stoker.load(case["name"], data=case["data"], mode="infer", items=_items(case))
-    dataset = passes.make(workload.dataset)
-    step = make_step(workload, "infer", setting, device, pinned=pinned)
-    feed: Any = make_feed(workload, dataset, "infer", setting, extent, pinned=pinned, traced=False, seed=0)
-    if case["data"] == "device":
-        batch = step.move(next(iter(feed)))  # type: ignore[union-attr]
-        feed = [batch] * case["batches"]
-    clock = clock_for(torch.device("cpu") if isinstance(device, Nap) else device)
-    began = perf_counter()
-    for batch in feed:
-        step(batch, lambda name: None)
-    del feed
-    clock.settle()
-    return perf_counter() - began
-
-
-def _items(case: Case) -> int:
-    return int(case["batch"] * case["batches"])
-
-
-def pair(case: Case, traced_first: bool) -> dict[str, float]:
     setting = stoker.Setting(batch_size=case["batch"], num_workers=case["workers"])
     extent = stoker.Extent(batches=case["batches"], warmup=0)
-    named = stoker.Named(spec=case["name"], data=case["data"], items=_items(case))
-    seconds: dict[str, float] = {}
-    for which in ("traced", "bare") if traced_first else ("bare", "traced"):
-        if which == "traced":
-            trial = stoker.profile(named, setting, extent, mode="infer", device=case["device"])
-            assert trial.outcome == "done", trial.problem
-            seconds["traced"] = trial.total_s
-        else:
-            seconds["bare"] = isolate.value(isolate.run(bare, (case, setting, extent), kind=float))
-    return seconds
+    workload = stoker.load(case["name"], data=case["data"], mode="infer", items=case["batch"] * case["batches"])
+    step = make_step(workload, "infer", setting, device, pinned=pinned)
+    clock = clock_for(torch.device("cpu") if isinstance(device, Nap) else device)
+
+    def feed(traced: bool) -> Any:
+        dataset = passes.make_dataset(workload)
+        made = make_feed(workload, dataset, "infer", setting, extent, pinned=pinned, traced=traced, seed=0)
+        if case["data"] == "device":
+            spy.install()
+            made = keep_in_memory(made, case["batches"])
+            batch = next(iter(made))
+            batch = step.move(batch.batch if traced else batch)  # type: ignore[union-attr]
+            made.source = [batch] * case["batches"]
+        return made
+
+    def bare() -> float:
+        marks.record_into(None)
+        source = feed(traced=False)
+        began = perf_counter()
+        for batch in source:
+            step(batch, lambda name: None)
+        clock.settle()
+        return perf_counter() - began
+
+    def traced() -> float:
+        spy.install()
+        loop = Loop(feed(traced=True), step, clock, emit, of=None)
+        emit("gauges", True)
+        began = perf_counter()
+        loop.epoch()
+        clock.settle()
+        seconds = perf_counter() - began
+        emit("gauges", False)
+        return seconds
+
+    bare(), traced()
+    rows = []
+    for number in range(pairs):
+        order = (bare, traced) if number % 2 else (traced, bare)
+        rows.append({run.__name__: run() for run in order})
+    return rows
+
+
+class Beside:
+    """Reads gauges in this process while the child runs a traced loop, as a trial does."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._gauges = Gauges()
+
+    def started(self, pid: int) -> None:
+        self._pid = pid
+
+    def event(self, name: str, data: Any) -> None:
+        if name == "gauges" and data:
+            self._gauges = Gauges()
+            self._gauges.start(self._pid)
+        elif name == "gauges":
+            self._gauges.stop()
 
 
 def main() -> None:
@@ -75,10 +110,13 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     rows = []
-    say("workload                          traced / bare: median [quartiles]   seconds")
+    say("workload                                 traced / bare: median [quartiles]   seconds")
     for case in GPU_CASES if options.gpu else CPU_CASES:
-        pair(case, traced_first=True)  # data sets are built and files cached before anything counts
-        pairs = [pair(case, traced_first=bool(number % 2)) for number in range(options.pairs)]
+        beside = Beside()
+        ended = isolate.run(
+            measure, (case, options.pairs), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
+        )
+        pairs = isolate.value(ended)
         low, middle, high = quartiles([row["traced"] / row["bare"] for row in pairs])
         rows.append({"case": case, "pairs": pairs, "ratio": {"low": low, "median": middle, "high": high}})
         label = f"{case['name']} {case['data']} w={case['workers']} b={case['batch']} {case['device']}"

@@ -12,8 +12,10 @@ from stoker.machine import cpu, host
 from stoker.records import Gauge
 
 _PERIOD_S = 0.25
-_PSS_EVERY = 8
-"""The proportional set size walks every page table: worth having, not often."""
+_FAMILY_EVERY = 4
+"""Finding the processes reads all of /proc; they seldom change."""
+_PSS_FIRST, _PSS_EVERY = 6, 80
+"""The proportional set size walks every page table, milliseconds for each process: worth having, not often."""
 
 
 class Gauges:
@@ -55,21 +57,23 @@ class Gauges:
         tree = _Tree(pid)
         number = 0
         while not self._over.is_set():
-            self._read(tree, with_pss=number % _PSS_EVERY == 2)
+            self._read(tree, number)
             number += 1
             self._over.wait(_PERIOD_S)
 
-    def _read(self, tree: "_Tree", *, with_pss: bool) -> None:
+    def _read(self, tree: "_Tree", number: int) -> None:
         now = perf_counter()
-        for name, value in self._values(tree, with_pss=with_pss):
+        for name, value in self._values(tree, number):
             self._samples.setdefault(name, []).append((now, value))
 
-    def _values(self, tree: "_Tree", *, with_pss: bool) -> Iterator[tuple[str, float]]:
-        yield from tree.read(with_pss=with_pss)
+    def _values(self, tree: "_Tree", number: int) -> Iterator[tuple[str, float]]:
+        if number % _FAMILY_EVERY == 0:
+            tree.refresh()
+        yield from tree.read(with_pss=number % _PSS_EVERY == _PSS_FIRST)
         shm = host.shm_used_bytes()
         if shm is not None:
             yield "shm_bytes", shm
-        throttled = cpu.throttling()
+        throttled = cpu.throttling() if number % _FAMILY_EVERY == 0 else None
         if throttled is not None:
             yield "throttled_s", throttled.throttled_s
         if self._gpu is not None:
@@ -82,32 +86,32 @@ class _Tree:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._known: dict[int, psutil.Process] = {}
+        self._processes: list[psutil.Process] = []
         self._before: tuple[float, dict[int, float]] | None = None
 
+    def refresh(self) -> None:
+        """See which processes there are now."""
+        try:
+            root = psutil.Process(self._pid)
+            self._processes = [root, *root.children(recursive=True)]
+        except psutil.Error:
+            self._processes = []
+
     def read(self, *, with_pss: bool) -> Iterator[tuple[str, float]]:
-        processes = self._processes()
         rss = pss = 0.0
         cpu_s: dict[int, float] = {}
-        for process in processes:
+        for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 rss += process.memory_info().rss
                 times = process.cpu_times()
                 cpu_s[process.pid] = times.user + times.system
                 if with_pss:
                     pss += getattr(process.memory_full_info(), "pss", 0)
-        yield "processes", len(processes)
+        yield "processes", len(cpu_s)
         yield "rss_bytes", rss
         if with_pss and pss:
             yield "pss_bytes", pss
         yield from self._cores(cpu_s)
-
-    def _processes(self) -> list[psutil.Process]:
-        try:
-            root = self._known.setdefault(self._pid, psutil.Process(self._pid))
-            return [root, *root.children(recursive=True)]
-        except psutil.Error:
-            return []
 
     def _cores(self, cpu_s: dict[int, float]) -> Iterator[tuple[str, float]]:
         """Cores' worth of CPU time since the last reading, over the processes that were there at both."""

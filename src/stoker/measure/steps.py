@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from stoker.errors import InputError
 from stoker.measure.clock import Nap
 from stoker.records import Mode, Setting
 from stoker.workload import passes
@@ -100,10 +99,7 @@ class ModelStep:
 
     def _loss(self, batch: Any) -> Any:
         if self._workload.step is not None:
-            loss = self._workload.step(self._called, batch)
-            if loss is not None and not isinstance(loss, torch.Tensor):
-                raise InputError(f"the workload's step must return a loss tensor or None, got {type(loss).__name__}")
-            return loss
+            return passes.step_loss(self._workload.step(self._called, batch))
         inputs, target = passes.split(batch)
         output = passes.forward(self._workload, self._called, inputs)
         return passes.loss_of(self._workload, output, target)

@@ -31,7 +31,7 @@ class Show:
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
             self._bar.start()
             self._task = self._bar.add_task(f"{self._title}starting", total=None)
         return self

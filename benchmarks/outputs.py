@@ -1,0 +1,34 @@
+"""Runs the commands that README and docs show, and keeps what they print.
+
+python benchmarks/outputs.py [NAME ...]
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+
+from common import RESULTS, say
+
+COMMANDS = {
+    "profile": "stoker profile resnet18 --data jpeg --mode infer --batch-size 32 --workers 2 --batches 20",
+    "doctor": "stoker doctor",
+}
+
+
+def main() -> None:
+    folder = RESULTS / "outputs"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sys.argv[1:] or COMMANDS:
+        words = shlex.split(COMMANDS[name])
+        command = [sys.executable, "-m", "stoker.cli", *words[1:], "--quiet"]
+        environ = {**os.environ, "COLUMNS": "88"}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+        lines = [line.rstrip() for line in done.stdout.splitlines()]
+        kept = "\n".join(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
+        (folder / f"{name}.txt").write_text(f"$ {COMMANDS[name]}\n{kept}\n", encoding="utf-8")
+        say(f"{name}: kept")
+
+
+if __name__ == "__main__":
+    main()

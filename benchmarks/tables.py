@@ -1,0 +1,138 @@
+"""Copies measured figures into README and docs, between <!-- begin NAME --> and <!-- end NAME -->.
+
+python benchmarks/tables.py [--check]
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, say
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def rows(machine: str, name: str) -> Any:
+    return json.loads((RESULTS / machine / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ruler, *lines))
+
+
+def truth() -> str:
+    head = ["workers", "read, 4 ms", "transform, 6 ms", "step, 30 ms", "accounted for"]
+    lines = [
+        [str(row["workers"])]
+        + [f"{row['error'][name]:+.2%}" for name in ("read", "transform", "step")]
+        + [f"{row['accounted']:.2%}"]
+        for row in rows("two-cores", "truth")
+    ]
+    return table(head, lines)
+
+
+def overhead() -> str:
+    head = ["loop", "machine", "traced / bare, median", "quartiles", "pairs"]
+    lines = []
+    for machine in ("two-cores", "h200"):
+        for row in rows(machine, "overhead"):
+            case, ratio = row["case"], row["ratio"]
+            what = f"{case['name']}, {case['data']}, {case['workers']} workers, batch {case['batch']}, {case['device']}"
+            spread = f"{ratio['low']:.3f} – {ratio['high']:.3f}"
+            lines.append([what, machine, f"{ratio['median']:.3f}", spread, str(len(row["pairs"]))])
+    return table(head, lines)
+
+
+def profiles() -> str:
+    head = ["model, mode", "data", "workers", "items/s", "steady", "waits", "busy", "first batch", "bottleneck"]
+    lines = [
+        [
+            f"{row['model']}, {row['mode']}",
+            row["data"],
+            str(row["workers"]),
+            f"{row['items_per_s']:,.0f}",
+            f"{row['steady_items_per_s']:,.0f}",
+            f"{row['loop_share'].get('wait', 0):.0%}",
+            f"{row['device_busy']:.0%}",
+            f"{row['start_s'] + row['first_batch_s']:.2f} s",
+            row["bottleneck"],
+        ]
+        for row in rows("h200", "profiles")
+    ]
+    return table(head, lines)
+
+
+def agreement() -> str:
+    head = ["model, mode", "stage", "Stoker", "torch.profiler", "ratio"]
+    lines = []
+    for row in rows("h200", "agreement"):
+        for stage, seconds in row["torch"].items():
+            ours = row["ours"][stage]
+            cells = [f"{ours:.3f} s", f"{seconds:.3f} s", f"{ours / seconds:.3f}"]
+            lines.append([f"{row['model']}, {row['mode']}", stage, *cells])
+    return table(head, lines)
+
+
+def decode() -> str:
+    found = json.loads((RESULTS / "two-cores" / "decode.json").read_text(encoding="utf-8"))
+    head = ["images", "files", "mean size", "decode and transform, an image"]
+    lines = [
+        [kind, str(found["files"][kind]), f"{found['mean_bytes'][kind] / 1000:.1f} KB", f"{found['mean_ms'][kind]:.2f} ms"]
+        for kind in ("real", "synthetic")
+    ]
+    spread = found["ratio_of_rounds"]
+    ratio = f"Synthetic to real: {found['ratio']:.3f} (rounds from {spread['least']:.3f} to {spread['most']:.3f})."
+    return f"{table(head, lines)}\n\n{ratio}"
+
+
+def output(name: str) -> Callable[[], str]:
+    """What a command printed, as `benchmarks/outputs.py` kept it."""
+    return lambda: f"```console\n{(RESULTS / 'outputs' / f'{name}.txt').read_text(encoding='utf-8').rstrip()}\n```"
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "truth": truth,
+    "overhead": overhead,
+    "profiles": profiles,
+    "agreement": agreement,
+    "decode": decode,
+    "output-profile": output("profile"),
+    "output-doctor": output("doctor"),
+}
+
+
+def filled(text: str) -> str:
+    def block(match: re.Match[str]) -> str:
+        return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
+
+    pattern = r"(?P<begin><!-- begin (?P<name>[\w-]+) -->)\n.*?(?P<end><!-- end (?P=name) -->)"
+    return re.sub(pattern, block, text, flags=re.DOTALL)
+
+
+def stale() -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if (new := filled(text)) != text:
+            yield page, new
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="change nothing; status 1 where a page is out of date")
+    options = parser.parse_args()
+    found = list(stale())
+    for page, text in found:
+        say(f"{page.relative_to(ROOT)} {'is out of date' if options.check else 'brought up to date'}")
+        if not options.check:
+            page.write_text(text, encoding="utf-8")
+    sys.exit(1 if options.check and found else 0)
+
+
+if __name__ == "__main__":
+    main()
