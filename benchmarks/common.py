@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stoker.machine import inspect
+from stoker.records import Machine
 from stoker.report.documents import to_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,7 +29,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def write(folder: Path, name: str, rows: Any) -> None:
     """Raw results, with the machine and the versions they came from."""
-    machine = inspect()
+    machine = unplaced(inspect())
     folder.mkdir(parents=True, exist_ok=True)
     facts = {"cpu": machine.cpu, "gpus": [gpu.name for gpu in machine.gpus], "software": machine.software}
     document = {
@@ -38,6 +39,13 @@ def write(folder: Path, name: str, rows: Any) -> None:
         "rows": rows,
     }
     (folder / f"{name}.json").write_text(to_json(document) + "\n", encoding="utf-8")
+
+
+def unplaced(machine: Machine) -> Machine:
+    """The machine without what names this one place: folders, and the build of its kernel."""
+    software = msgspec.structs.replace(machine.software, system=platform.system())
+    storage = machine.storage and msgspec.structs.replace(machine.storage, path="data", mount="/")
+    return msgspec.structs.replace(machine, software=software, storage=storage)
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

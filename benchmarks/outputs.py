@@ -4,6 +4,7 @@ python benchmarks/outputs.py [NAME ...]
 """
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from common import RESULTS, say
 COMMANDS = {
     "profile": "stoker profile resnet18 --data jpeg --mode infer --batch-size 32 --workers 2 --batches 20",
     "doctor": "stoker doctor",
+    "limit": "stoker limit resnet50 --gpu-memory 16GiB --optimizer momentum",
 }
 
 
@@ -24,7 +26,7 @@ def main() -> None:
         command = [sys.executable, "-m", "stoker.cli", *words[1:], "--quiet"]
         environ = {**os.environ, "COLUMNS": "88"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
-        lines = [line.rstrip() for line in done.stdout.splitlines()]
+        lines = [re.sub(r" on Linux-\S+", " on Linux", line).rstrip() for line in done.stdout.splitlines()]
         kept = "\n".join(line for line, before in zip(lines, ["", *lines], strict=False) if line or before)
         (folder / f"{name}.txt").write_text(f"$ {COMMANDS[name]}\n{kept}\n", encoding="utf-8")
         say(f"{name}: kept")

@@ -7,7 +7,8 @@ import gzip
 from itertools import product
 from typing import Any
 
-from common import arguments, say, write
+import msgspec
+from common import arguments, say, unplaced, write
 
 import stoker
 from stoker.measure.spans import steady, whole
@@ -60,7 +61,8 @@ def main() -> None:
             device=options.device,
         )
         assert trial.outcome == "done", trial.problem
-        trials.append(trial)
+        assert trial.machine is not None
+        trials.append(msgspec.structs.replace(trial, machine=unplaced(trial.machine)))
         rows.append(found := row(cell, trial))
         what = f"{cell['model']:9s} {cell['mode']:6s} {cell['data']:8s} {cell['workers']:7d}"
         rates = f"{found['items_per_s']:7.0f}   {found['steady_items_per_s']:6.0f}"

@@ -38,15 +38,24 @@ def truth() -> str:
 
 
 def overhead() -> str:
-    head = ["loop", "machine", "traced / bare, median", "quartiles", "pairs"]
+    head = ["loop", "machine", "traced/bare, wall", "traced/bare, CPU", "bare/bare, wall", "rounds"]
     lines = []
     for machine in ("two-cores", "h200"):
         for row in rows(machine, "overhead"):
-            case, ratio = row["case"], row["ratio"]
+            case = row["case"]
             what = f"{case['name']}, {case['data']}, {case['workers']} workers, batch {case['batch']}, {case['device']}"
-            spread = f"{ratio['low']:.3f} – {ratio['high']:.3f}"
-            lines.append([what, machine, f"{ratio['median']:.3f}", spread, str(len(row["pairs"]))])
+            cells = [what, machine]
+            for name in ("ratio", "cpu_ratio", "noise"):
+                found = row.get(name)
+                cells.append(_ratio(found) if found else "–")
+            lines.append([*cells, str(len(row["pairs"]))])
     return table(head, lines)
+
+
+def _ratio(found: dict[str, Any]) -> str:
+    """The median, and where it lies nineteen times in twenty; the quartiles where that was not computed."""
+    low, high = found.get("confidence") or (found["low"], found["high"])
+    return f"{found['median']:.3f} ({low:.3f} – {high:.3f})"
 
 
 def profiles() -> str:
@@ -83,7 +92,12 @@ def decode() -> str:
     found = json.loads((RESULTS / "two-cores" / "decode.json").read_text(encoding="utf-8"))
     head = ["images", "files", "mean size", "decode and transform, an image"]
     lines = [
-        [kind, str(found["files"][kind]), f"{found['mean_bytes'][kind] / 1000:.1f} KB", f"{found['mean_ms'][kind]:.2f} ms"]
+        [
+            kind,
+            str(found["files"][kind]),
+            f"{found['mean_bytes'][kind] / 1000:.1f} KB",
+            f"{found['mean_ms'][kind]:.2f} ms",
+        ]
         for kind in ("real", "synthetic")
     ]
     spread = found["ratio_of_rounds"]
@@ -104,6 +118,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decode": decode,
     "output-profile": output("profile"),
     "output-doctor": output("doctor"),
+    "output-limit": output("limit"),
 }
 
 

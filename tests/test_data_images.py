@@ -214,6 +214,6 @@ def accuracy(shown: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, 
         for start in range(0, len(shown[1]), 20):
             inputs, labels = (part[start : start + 20] for part in shown)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(inputs), labels).backward()  # type: ignore[no-untyped-call]
+            nn.functional.cross_entropy(net(inputs), labels).backward()
             optimizer.step()
     return float((net.eval()(new[0]).argmax(1) == new[1]).float().mean())

@@ -36,7 +36,7 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("command", ["doctor", "profile", "prepare"])
+@pytest.mark.parametrize("command", ["doctor", "profile", "limit", "prepare"])
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
 
@@ -50,11 +50,18 @@ def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     assert f"## `stoker {command}" in text
 
 
+def test_figures_in_the_docs_are_those_of_the_result_files() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_no_command_is_left_out_of_the_test_above() -> None:
     from stoker.cli import app
 
     assert {info.callback.__name__ for info in app.registered_commands if info.callback} == {
         "doctor",
         "profile",
+        "limit",
         "prepare",
     }

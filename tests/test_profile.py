@@ -111,6 +111,11 @@ def test_more_workers_than_cpus_run_and_are_said() -> None:
     assert any("workers on" in note for note in trial.notes)
 
 
+def test_what_is_asked_for_and_cannot_be_had_is_said() -> None:
+    notes = run("plain", Setting(batch_size=4, persistent_workers=True)).notes
+    assert any("persistent workers" in note for note in notes)
+
+
 def test_gauges_are_read_beside_the_run() -> None:
     trial = run("planted", Setting(batch_size=8, num_workers=1), Extent(batches=12, warmup=0))
     assert trial.gauges["rss_bytes"].average > 50e6

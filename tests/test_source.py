@@ -87,7 +87,7 @@ def test_a_whole_step_of_ones_own_runs() -> None:
     assert [passes.count_items(batch) for batch in batches] == [5, 5, 5, 5, 4]
     loss = passes.step_loss(step(model, batches[0]))
     assert loss is not None
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
 
 
@@ -269,7 +269,7 @@ def train_step(workload: Workload) -> float:
     optimizer = passes.make_optimizer(workload, model)
     inputs, target = passes.split(first_batch(workload))
     loss = passes.loss_of(workload, passes.forward(workload, model, inputs), target)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     return loss.item()
 

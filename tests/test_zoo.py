@@ -157,7 +157,7 @@ def test_flow_is_given_two_frames() -> None:
 def test_auxiliary_heads_train() -> None:
     workload, model = as_workload("googlenet"), zoo.build("googlenet", classes=5).train()
     loss = passes.loss_of(workload, passes.forward(workload, model, torch.rand(2, 3, 64, 64)), torch.tensor([0, 4]))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters()), "the auxiliary heads learn too"
 
 
@@ -173,7 +173,7 @@ def test_texts_train(tmp_path: Path, model_type: str) -> None:
     inputs, target = passes.split(batch)
     output = passes.forward(workload, model, inputs)
     assert passes.logits_of(output).shape == (2, 4)
-    passes.loss_of(workload, output, target).backward()  # type: ignore[no-untyped-call]
+    passes.loss_of(workload, output, target).backward()
 
 
 def test_an_image_model_of_transformers_takes_images(tmp_path: Path) -> None:

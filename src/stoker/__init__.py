@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from stoker.marks import stage
     from stoker.measure.trial import Named, profile
     from stoker.records import Extent, Machine, Setting, Trial
+    from stoker.tune.limit import Limit, limit
     from stoker.workload.definition import Workload
     from stoker.workload.prepare import prepare
     from stoker.workload.source import load
@@ -17,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Extent": ("stoker.records", "Extent"),
+    "Limit": ("stoker.tune.limit", "Limit"),
     "Machine": ("stoker.records", "Machine"),
     "Named": ("stoker.measure.trial", "Named"),
     "Setting": ("stoker.records", "Setting"),
@@ -24,6 +26,7 @@ _HOMES = {
     "Trial": ("stoker.records", "Trial"),
     "Workload": ("stoker.workload.definition", "Workload"),
     "doctor": ("stoker.machine", "inspect"),
+    "limit": ("stoker.tune.limit", "limit"),
     "load": ("stoker.workload.source", "load"),
     "prepare": ("stoker.workload.prepare", "prepare"),
     "profile": ("stoker.measure.trial", "profile"),
@@ -31,6 +34,7 @@ _HOMES = {
 }
 __all__ = [
     "Extent",
+    "Limit",
     "Machine",
     "Named",
     "Setting",
@@ -39,6 +43,7 @@ __all__ = [
     "Workload",
     "__version__",
     "doctor",
+    "limit",
     "load",
     "prepare",
     "profile",

@@ -154,6 +154,44 @@ def profile(
 
 
 @app.command()
+def limit(
+    workload: WorkloadArg,
+    gpu_memory: Annotated[str, typer.Option(help="What tensors may take on the GPU: 16GiB, 24GB.")],
+    mode: ModeOption = None,
+    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
+    optimizer: Annotated[
+        Literal["sgd", "momentum", "adam", "adamw"] | None, typer.Option(help="In place of the workload's own.")
+    ] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """The largest batch that a GPU of this size takes, told without a GPU."""
+    from stoker.measure.trial import Named
+    from stoker.report.progress import Show
+    from stoker.tune.limit import limit as find
+
+    source = Named(spec=workload, data=data or (None if ":" in workload else "device"))
+    with Show(quiet=quiet) as progress:
+        progress.event("phase", "following one step on a GPU that is not there")
+        found = find(
+            source,
+            gpu_memory=gpu_memory,
+            mode=mode,
+            precision=precision,
+            optimizer=optimizer,
+            on_event=progress.event,
+        )
+    if json:
+        _print_json(found)
+    else:
+        from stoker.report.limits import limit_view
+        from stoker.report.terminal import show
+
+        show(limit_view(found))
+
+
+@app.command()
 def prepare(
     source: Annotated[Path, typer.Argument(help="A folder of class folders of images.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")],

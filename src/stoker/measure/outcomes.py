@@ -61,8 +61,8 @@ def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
 def of_hang(stacks: str, limit: str) -> Problem:
     """Where the processes stood when time ran out."""
     place = own_place(stacks, newest_first=True)
-    at = f"; it stands in {place}" if place else ""
-    return Problem(sentence=f"{limit}{at}", where=place, detail=stacks[-6000:] or None)
+    sentence = f"{limit}; it stands in code of yours" if place else limit
+    return Problem(sentence=sentence, where=place, detail=stacks[-6000:] or None)
 
 
 def own_place(trace: str, *, newest_first: bool = False) -> str | None:

@@ -110,6 +110,7 @@ def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, exte
     emit("phase", "preparing")
     device = parse_device(device_name)
     pinned = _pinned(setting, device)
+    unused = _unused(setting, pinned)
     setting = msgspec.structs.replace(setting, pin_memory=pinned)
     torch.manual_seed(extent.seed)
     dataset = passes.make_dataset(workload)
@@ -119,7 +120,7 @@ def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, exte
         step = make_step(workload, mode, setting, device, pinned=pinned)
         feed = make_feed(workload, dataset, mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed)
         feed = _rest_in_memory(feed, step, extent)
-        feed.notes.extend(_place(extent, files))
+        feed.notes.extend([*unused, *_place(extent, files)])
         clock = clock_for(device) if isinstance(device, torch.device) else clock_for(torch.device("cpu"))
         loop = Loop(feed, step, clock, emit, of=feed.batches and feed.batches * extent.epochs)
         scores: list[tuple[float, float | None]] = []
@@ -272,6 +273,16 @@ def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
     if setting.pin_memory is None:
         return isinstance(device, torch.device) and device.type == "cuda"
     return setting.pin_memory and torch.cuda.is_available()
+
+
+def _unused(setting: Setting, pinned: bool) -> list[str]:
+    """What was asked for and cannot be had."""
+    notes = []
+    if setting.pin_memory and not pinned:
+        notes.append("pinned memory was asked for, but there is no GPU to pin it for")
+    if setting.persistent_workers and not setting.num_workers:
+        notes.append("persistent workers were asked for, but there are none")
+    return notes
 
 
 def _subject(

@@ -114,7 +114,7 @@ def _pinned(batch: Any, *device: str) -> Any:
     """The loader's own walk; a private name that has kept its place and its meaning since torch 1.0."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
-    return pin_memory(batch, *device)  # type: ignore[no-untyped-call]
+    return pin_memory(batch, *device)
 
 
 def _unpack(payload: bytes, stamp: Stamp, packing_s: float) -> Parcel:

@@ -16,6 +16,10 @@ from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subj
 from stoker.units import format_seconds
 from stoker.workload.definition import Workload
 
+_kept: list[BaseException] = []
+"""In a child: the error that ended it. Its traceback holds the loader, whose orderly end would take seconds; kept, it
+ends with the process."""
+
 OnEvent = Callable[[str, Any], None]
 STALL_S = 300.0
 
@@ -87,6 +91,8 @@ class _Watcher:
             self.subject = msgspec.convert(data, Subject)
         elif name == "clock":
             self.began_s, self.over_s = data
+        elif name == "phase" and data == "running":
+            self.gauges.run_begins()
         elif name == "gpu":
             self.gauges.watch_gpu(data)
         if self._on_event:
@@ -104,7 +110,6 @@ def _in_child(
 ) -> Trial:
     """Make the workload and run it; what goes wrong once the loop runs is an outcome, before that an error."""
     from stoker.measure import outcomes, pipeline
-    from stoker.workload.source import load
 
     state: dict[str, Any] = {"subject": _first_guess(source, mode, device)}
 
@@ -113,22 +118,28 @@ def _in_child(
         emit(name, data)
 
     try:
-        if isinstance(source, Named):
-
-            def progress(what: str, done: int, of: int) -> None:
-                emit("build", {"what": what, "done": done, "of": of})
-
-            weights = Path(source.weights) if source.weights else None
-            source = load(
-                source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress
-            )
-        return pipeline.run(source, mode or source.default_mode(), device, setting, extent, watch)
+        workload = opened(source, mode, emit)
+        return pipeline.run(workload, mode or workload.default_mode(), device, setting, extent, watch)
     except BaseException as error:
         if isinstance(error, StokerError) and state.get("phase") != "running":
             raise
+        _kept.append(error)
         outcome, problem = _calmly(outcomes.of_error, error)
     subject = state["subject"]
     return Trial(outcome=outcome, workload=subject, setting=setting, extent=extent, problem=problem, machine=inspect())
+
+
+def opened(source: Workload | Named, mode: Mode | None, emit: isolate.Emit) -> Workload:
+    """The workload itself, where it is to run."""
+    if isinstance(source, Workload):
+        return source
+    from stoker.workload.source import load
+
+    def progress(what: str, done: int, of: int) -> None:
+        emit("build", {"what": what, "done": done, "of": of})
+
+    weights = Path(source.weights) if source.weights else None
+    return load(source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress)
 
 
 def _calmly(judge: Callable[[BaseException], tuple[Outcome, Problem]], error: BaseException) -> tuple[Outcome, Problem]:

@@ -70,7 +70,7 @@ def _add_speeds(document: dict[str, Any], disk: Disk) -> None:
 
 
 def to_json(document: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2).decode()
 
 
 def save(document: Any, path: Path) -> None:

@@ -78,7 +78,8 @@ def _heading(trial: Trial) -> RenderableType:
     ]
     prefetch = f", prefetch {setting.prefetch_factor}" if setting.num_workers else ""
     first = Text.assemble((escape(subject.name), "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
-    second = f"batch {setting.batch_size}, {setting.num_workers} workers{prefetch}" + "".join(f", {x}" for x in extras)
+    workers = "1 worker" if setting.num_workers == 1 else f"{setting.num_workers} workers"
+    second = f"batch {setting.batch_size}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
 
 

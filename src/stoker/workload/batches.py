@@ -57,6 +57,15 @@ def to_device(
     return move(batch)
 
 
+def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with every tensor changed, in containers of the same kinds."""
+
+    def walk(value: Any) -> Any:
+        return change(value) if isinstance(value, torch.Tensor) else _rebuild(value, walk)
+
+    return walk(batch)
+
+
 def _move_tensor(
     tensor: torch.Tensor, device: torch.device | str, non_blocking: bool, channels_last: bool
 ) -> torch.Tensor:

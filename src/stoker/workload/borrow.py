@@ -31,7 +31,7 @@ def _random_states() -> Iterator[Callable[[], None]]:
 
         state: Any = np.random.get_state()
         yield lambda: np.random.set_state(state)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized():
         devices = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(devices)
 

@@ -144,7 +144,8 @@ def _open_random(wanted: _Wanted, form: "Form") -> OpenedData:
 def _open_path(kind: str, wanted: _Wanted) -> OpenedData:
     path = Path(kind).expanduser()
     if not path.exists():
-        raise InputError(f"{kind!r} is no data that we know and no folder that is there; known: {', '.join(KINDS)}")
+        known = [*(name for name in KINDS if not name.startswith("device-")), "device"]
+        raise InputError(f"{kind!r} is no data that we know and no folder that is there; known: {', '.join(known)}")
     from stoker.workload.tensors import read_manifest
 
     if not path.is_dir():

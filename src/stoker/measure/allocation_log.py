@@ -1,0 +1,40 @@
+"""What one step of a workload asks of the device's allocator, as a function of the batch size."""
+
+from typing import Literal
+
+from stoker.records import Record
+
+Kind = Literal["tensor", "scratch", "workspace"]
+
+
+class Storage(Record, frozen=True):
+    """One piece of memory: so many bytes, and so many more for each item of the batch.
+
+    `scratch` is a convolution's workspace, which it takes where there is room and does without where there is not;
+    `workspace` is cuBLAS', taken at the first matrix product and kept.
+    """
+
+    fixed_bytes: int
+    item_bytes: float = 0.0
+    kind: Kind = "tensor"
+    operator: str = ""
+
+    def at(self, batch_size: int) -> int:
+        return self.fixed_bytes + round(self.item_bytes * batch_size)
+
+
+class AllocationLog(Record, frozen=True):
+    """Births and deaths of storages in their order: `n` is the birth of storage `n`, `-n - 1` its death.
+
+    `init` makes the model; `first` is a whole step from there, in which whatever lasts (optimizer state, workspaces) is
+    made; `steady` is every later one. `unseen` says in words what the log cannot know.
+    """
+
+    storages: tuple[Storage, ...]
+    init: tuple[int, ...]
+    first: tuple[int, ...]
+    steady: tuple[int, ...]
+    batch_size: int
+    attention: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    seconds: float = 0.0

@@ -1,0 +1,148 @@
+"""A CUDA device that is not there: real dispatch, autocast and optimizers over fake tensors, in a process of its own.
+
+Forward works on fake CUDA tensors as it is; backward fails inside the engine, which asks the device for a stream. With
+a dummy backend registered, autograd's nodes carry no stream, and while the engine runs it is told that tensors are on
+`meta`. These are private doors of torch: `install` runs once, in a child process that does nothing else, since
+registering the backend breaks autograd on a real GPU.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CUDA = torch.device("cuda", 0)
+META = torch.device("meta")
+_LARGE_NUMEL = 4096
+_FILLS = frozenset(
+    (
+        "normal_",
+        "uniform_",
+        "fill_",
+        "zero_",
+        "erfinv_",
+        "mul_",
+        "add_",
+        "sub_",
+        "div_",
+        "clamp_",
+        "bernoulli_",
+        "random_",
+    )
+)
+_MAKERS = frozenset(
+    ("zeros", "ones", "randn", "rand", "full", "empty", "zeros_like", "ones_like", "empty_like", "randn_like")
+)
+
+
+class Engine:
+    """Whether autograd's engine runs now: `root` until its first node, `inside` after that."""
+
+    state: str | None = None
+
+
+def install() -> None:
+    """Make this process take fake tensors on CUDA for the real thing."""
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend("stoker_trace")
+    FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[method-assign,assignment]
+    torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
+    amp: Any = torch.cuda.amp.common
+    amp.amp_definitely_not_available = lambda: False
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    if FakeTensor not in optimizers._foreach_supported_types:
+        optimizers._foreach_supported_types.append(FakeTensor)
+    _watch_engine()
+
+
+def _watch_engine() -> None:
+    autograd: Any = torch.autograd
+    run = autograd._engine_run_backward
+    tensor_module: Any = torch.autograd.graph
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        before, Engine.state = Engine.state, "root"
+        try:
+            return run(*args, **kwargs)
+        finally:
+            Engine.state = before
+
+    autograd._engine_run_backward = watched
+    if hasattr(tensor_module, "_engine_run_backward"):
+        tensor_module._engine_run_backward = watched
+
+
+class LazyBuild(TorchDispatchMode):
+    """Builds a model for real on the CPU without touching the pages of its large tensors: zeros that are never filled.
+
+    Some constructors read values, so a model cannot be built on a fake device; but only small tensors are ever read.
+    """
+
+    def __init__(self) -> None:
+        mode: Any = super()
+        mode.__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._overloadpacket.__name__
+        if name in _FILLS and args[0].numel() > _LARGE_NUMEL:
+            return args[0]
+        if name in _MAKERS and not kwargs.get("memory_format"):
+            made = _lazy_zeros(args[0], kwargs)
+            if made is not None:
+                return made
+        return func(*args, **kwargs)
+
+
+def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """A large float tensor on untouched pages; None where it is small or of another kind."""
+    import mmap
+
+    is_tensor = isinstance(like, torch.Tensor)
+    shape = tuple(like.shape) if is_tensor else tuple(like)
+    dtype = kwargs.get("dtype") or (like.dtype if is_tensor else torch.get_default_dtype())
+    device = kwargs.get("device") or (like.device if is_tensor else torch.get_default_device())
+    numel = 1
+    for side in shape:
+        numel *= side
+    if numel <= _LARGE_NUMEL or not dtype.is_floating_point or torch.device(device).type != "cpu":
+        return None
+    pages = mmap.mmap(-1, numel * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+
+
+def to_fake_cuda(model: torch.nn.Module) -> torch.nn.Module:
+    """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def replace(module: torch.nn.Module) -> None:
+        for child in module.children():
+            replace(child)
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = (tensor, _fake(tensor))
+                tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
+
+    replace(model)
+    return model
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CUDA)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, tensor.requires_grad)
+    return fake
+
+
+@contextmanager
+def fake_tensors() -> Iterator[FakeTensorMode]:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        yield mode

@@ -1,0 +1,1 @@
+"""What would happen: computed from records, nothing is run."""

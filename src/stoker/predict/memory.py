@@ -1,0 +1,99 @@
+"""Memory at any batch size: a log of one step, replayed through the model of the allocator."""
+
+from collections.abc import Callable, Iterable
+
+from stoker.measure.allocation_log import AllocationLog
+from stoker.predict.allocator import Allocator, Block, OutOfMemory
+from stoker.records import Record
+
+WORKSPACE_BYTES = 32 * 2**20
+"""cuBLAS' on Hopper and later; about 8 MiB before it."""
+_STEPS = 3
+
+
+class Replay(Record, frozen=True):
+    """What a run of a few steps at one batch size would show."""
+
+    batch_size: int
+    fits: bool
+    allocated_peak_bytes: int
+    reserved_peak_bytes: int
+    retries: int
+
+
+def replay(
+    log: AllocationLog,
+    batch_size: int,
+    capacity_bytes: int,
+    *,
+    scratch: bool = True,
+    workspace_bytes: int = WORKSPACE_BYTES,
+    steps: int = _STEPS,
+) -> Replay:
+    """A fresh process that makes the model and runs a few steps at this batch size.
+
+    With `scratch`, convolutions take their workspace where there is room for it; without, never.
+    """
+    allocator = Allocator(capacity_bytes)
+    player = _Player(log, allocator, batch_size, scratch, workspace_bytes)
+    try:
+        for events in (log.init, log.first, *(log.steady,) * (steps - 1)):
+            player.play(events)
+    except OutOfMemory:
+        fits = False
+    else:
+        fits = True
+    return Replay(
+        batch_size=batch_size,
+        fits=fits,
+        allocated_peak_bytes=allocator.allocated_peak_bytes,
+        reserved_peak_bytes=allocator.reserved_peak_bytes,
+        retries=allocator.retries,
+    )
+
+
+class _Player:
+    """Plays events of a log against an allocator, with sizes for one batch size."""
+
+    def __init__(
+        self, log: AllocationLog, allocator: Allocator, batch_size: int, scratch: bool, workspace_bytes: int
+    ) -> None:
+        self._allocator = allocator
+        self._sizes = [
+            workspace_bytes if storage.kind == "workspace" else storage.at(batch_size) for storage in log.storages
+        ]
+        self._optional = {number for number, storage in enumerate(log.storages) if storage.kind == "scratch"}
+        self._scratch = scratch
+        self._live: dict[int, Block] = {}
+
+    def play(self, events: Iterable[int]) -> None:
+        for event in events:
+            if event < 0:
+                block = self._live.pop(-event - 1, None)
+                if block is not None:
+                    self._allocator.release(block)
+            elif event not in self._optional:
+                self._live[event] = self._allocator.allocate(self._sizes[event])
+            elif self._scratch:
+                self._try(event)
+
+    def _try(self, event: int) -> None:
+        """A convolution falls back to a plan without a workspace where there is no room for one."""
+        try:
+            self._live[event] = self._allocator.allocate(self._sizes[event])
+        except OutOfMemory:
+            return
+
+
+def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
+    """The largest batch that fits, as far as doubling and bisection can tell; 0 where not even 1 does."""
+    low, high = 0, 1
+    while high <= ceiling and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low

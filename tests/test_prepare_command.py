@@ -1,0 +1,46 @@
+"""`stoker prepare` as people run it, and the set it makes used as data."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+def stoker(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "stoker.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    for name in ("ants", "bees"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(5):
+            pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{number}.png")
+    return tmp_path / "images"
+
+
+def test_images_become_tensors_that_can_be_profiled(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tensors"
+    done = stoker("prepare", str(images), "-o", str(out), "--image-size", "32", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["path"] == str(out)
+    arguments = ("--data", str(out), "--mode", "infer", "--device", "sleep:1ms", "--batch-size", "2", "--batches", "2")
+    found = stoker("profile", f"{Path(__file__).parent / 'workloads' / 'tiny.py'}:workload", "--quiet", *arguments)
+    assert found.returncode == 1
+    assert "--data goes with a model's name" in found.stderr
+
+
+def test_a_folder_that_is_there_is_not_written_over(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tensors"
+    out.mkdir()
+    (out / "mine.txt").write_text("keep me")
+    done = stoker("prepare", str(images), "-o", str(out), "--quiet")
+    assert done.returncode == 1
+    assert str(out) in done.stderr
+    assert (out / "mine.txt").read_text() == "keep me"
