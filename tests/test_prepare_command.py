@@ -27,13 +27,23 @@ def images(tmp_path: Path) -> Path:
 
 def test_images_become_tensors_that_can_be_profiled(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "tensors"
-    done = stoker("prepare", str(images), "-o", str(out), "--image-size", "32", "--json", "--quiet")
+    done = stoker("prepare", str(images), "-o", str(out), "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["path"] == str(out)
     arguments = ("--data", str(out), "--mode", "infer", "--device", "sleep:1ms", "--batch-size", "2", "--batches", "2")
-    found = stoker("profile", f"{Path(__file__).parent / 'workloads' / 'tiny.py'}:workload", "--quiet", *arguments)
+    found = stoker("profile", "resnet18", *arguments, "--warmup", "0", "--json", "--quiet")
+    assert found.returncode == 0, found.stderr
+    stages = json.loads(found.stdout)["stages"]
+    assert "read" in stages
+    assert "decode" not in stages
+
+
+def test_tensors_of_another_size_are_refused(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tensors"
+    assert stoker("prepare", str(images), "-o", str(out), "--image-size", "32", "--quiet").returncode == 0
+    found = stoker("profile", "resnet18", "--mode", "infer", "--data", str(out), "--quiet")
     assert found.returncode == 1
-    assert "--data goes with a model's name" in found.stderr
+    assert "prepared at 32 pixels" in found.stderr
 
 
 def test_a_folder_that_is_there_is_not_written_over(images: Path, tmp_path: Path) -> None:
