@@ -23,16 +23,16 @@ from stoker.measure import isolate, spy
 from stoker.measure.clock import Nap, clock_for, parse_device
 from stoker.measure.feed import keep_in_memory, make_feed
 from stoker.measure.gauges import Gauges
-from stoker.measure.pipeline import Loop
+from stoker.measure.loop import Loop
 from stoker.measure.steps import make_step
 from stoker.workload import passes
 
 Case = dict[str, Any]
 CPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 8, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "jpeg", "workers": 1, "batch": 32, "batches": 5, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 20, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 2, "device": "cpu"},
+    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 50, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 1, "batch": 32, "batches": 30, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 120, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 6, "device": "cpu"},
 ]
 GPU_CASES: list[Case] = [
     {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 24, "device": "cuda"},

@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 import stoker
 from stoker import marks
 from stoker.measure import spy
+from stoker.measure.transforms import SpiedCall
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +125,7 @@ def test_an_image_folder_is_told_apart_into_read_decode_transform(folder: Path, 
 
 
 def _unwrapped(compose: Any) -> list[Any]:
-    return [member._inner if isinstance(member, spy.SpiedCall) else member for member in compose.transforms]
+    return [member._inner if isinstance(member, SpiedCall) else member for member in compose.transforms]
 
 
 def test_transforms_of_a_nested_dataset_are_found() -> None:

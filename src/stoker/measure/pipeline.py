@@ -1,8 +1,7 @@
 """One measured run of a workload under a setting: the loop, its clocks, and the trial they make."""
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -15,94 +14,18 @@ from torch.utils.data import Subset
 from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
 from stoker.measure import spy
-from stoker.measure.account import Epoch, Step, account
-from stoker.measure.clock import Clock, Nap, clock_for, parse_device
+from stoker.measure.account import account
+from stoker.measure.clock import Nap, clock_for, parse_device
 from stoker.measure.feed import Feed, keep_in_memory, make_feed
+from stoker.measure.loop import Emit, Loop
 from stoker.measure.score import score
 from stoker.measure.steps import ModelStep, NapStep, make_step
 from stoker.records import WORKER_STAGES, Extent, Machine, Mode, Setting, Stage, Subject, Timeline, Trial, WorkerLog
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 
-Emit = Callable[[str, Any], None]
-_EVENT_GAP_S = 0.1
 _STREAM_BATCHES = 50
 """How many batches stand for an epoch of a stream whose length nobody knows, when they are kept in memory."""
-
-
-class Loop:
-    """Runs epochs and keeps every moment; nothing is computed until it is over."""
-
-    def __init__(self, feed: Feed, step: ModelStep | NapStep, clock: Clock, emit: Emit, *, of: int | None) -> None:
-        self._feed, self._step, self._clock, self._emit, self._of = feed, step, clock, emit, of
-        self.epochs: list[tuple[float, float, float, float, list[Any]]] = []
-        self.stamps: list[spy.Stamp] = []
-        self.items: list[int] = []
-        self.bytes: list[int] = []
-        self._told = 0.0
-
-    def epoch(self) -> None:
-        began = perf_counter()
-        batches = iter(self._feed)
-        started = perf_counter()
-        rows: list[Any] = []
-        while True:
-            asked = perf_counter()
-            if self._feed.cut and len(rows) == self._feed.batches:
-                break
-            try:
-                parcel = next(batches)
-            except StopIteration:
-                break
-            except Exception as error:
-                _name_signals(error, batches)
-                raise
-            rows.append(self._one(asked, parcel))
-            del parcel
-        del batches
-        self.epochs.append((began, started, asked, perf_counter(), rows))
-
-    def _one(self, asked: float, parcel: Any) -> Any:
-        got = perf_counter()
-        batch = parcel.batch if isinstance(parcel, spy.Parcel) else parcel
-        if isinstance(parcel, spy.Parcel):
-            self.stamps.append(parcel.stamp)
-        ends: list[tuple[str, Any]] = []
-        began = self._clock.mark()
-        self._step(batch, lambda name: ends.append((name, self._clock.mark())))
-        done = perf_counter()
-        self.items.append(passes.count_items(batch))
-        self.bytes.append(passes.batch_bytes(batch))
-        if done - self._told > _EVENT_GAP_S:
-            self._told = done
-            self._emit("batch", {"done": len(self.items), "of": self._of})
-        return asked, got, done, began, ends
-
-    def settled(self) -> list[Epoch]:
-        """The epochs with the device's moments read."""
-        when = self._clock.seconds
-        return [
-            Epoch(
-                began=began,
-                started=started,
-                exhausted=exhausted,
-                ended=ended,
-                steps=tuple(
-                    Step(asked=asked, got=got, began=when(mark), ends=tuple((name, when(end)) for name, end in ends))
-                    for asked, got, _, mark, ends in rows
-                ),
-            )
-            for began, started, exhausted, ended, rows in self.epochs
-        ]
-
-
-def _name_signals(error: Exception, batches: Any) -> None:
-    """The loader does not always know that a worker died, or by which signal; its processes do."""
-    for worker in getattr(batches, "_workers", ()):
-        if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
-            worker.join(0.5)
-        if worker.exitcode is not None and worker.exitcode < 0:
-            error.add_note(f"Stoker: worker ended by {signal.Signals(-worker.exitcode).name}.")
 
 
 def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, extent: Extent, emit: Emit) -> Trial:

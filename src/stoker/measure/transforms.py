@@ -1,0 +1,95 @@
+"""Transforms timed by name, in whatever attribute a dataset keeps them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from stoker import marks
+
+
+class SpiedCall:
+    """A transform, timed under its name; in all else it looks like the one it stands for."""
+
+    def __init__(self, inner: Callable[..., Any], name: str) -> None:
+        self._inner, self._name = inner, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        active = marks.recorder()
+        if active is None:
+            return self._inner(*args, **kwargs)
+        active.enter(self._name)
+        try:
+            return self._inner(*args, **kwargs)
+        finally:
+            active.leave()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+_TRANSFORM_NAMES = ("transform", "transforms", "target_transform")
+
+
+def spy_transforms(holder: Any, seen: set[int]) -> None:
+    """Wrap the transforms that a dataset, or a dataset inside it, keeps in its attributes."""
+    if id(holder) in seen or not hasattr(holder, "__dict__"):
+        return
+    seen.add(id(holder))
+    for name, value in list(vars(holder).items()):
+        if isinstance(value, SpiedCall):
+            continue
+        if _is_compose(value):
+            value.transforms = _named(value.transforms)
+        elif isinstance(value, torch.nn.Sequential):
+            setattr(holder, name, _Chain(_named(list(value))))
+        elif type(value).__name__ == "StandardTransform":
+            spy_transforms(value, seen)
+        elif name in _TRANSFORM_NAMES and callable(value):
+            setattr(holder, name, SpiedCall(value, f"transform.{_name_of(value)}"))
+        elif isinstance(value, Dataset):
+            spy_transforms(value, seen)
+        elif name == "datasets" and isinstance(value, list | tuple):
+            for inner in value:
+                spy_transforms(inner, seen)
+
+
+class _Chain:
+    """What a Sequential of transforms computes, over wrapped members."""
+
+    def __init__(self, members: list[Any]) -> None:
+        self._members = members
+
+    def __call__(self, value: Any) -> Any:
+        for member in self._members:
+            value = member(value)
+        return value
+
+
+def _is_compose(value: Any) -> bool:
+    return type(value).__name__ == "Compose" and type(value).__module__.startswith("torchvision.")
+
+
+def _named(members: list[Any]) -> list[Any]:
+    counts: dict[str, int] = {}
+    wrapped: list[Any] = []
+    for member in members:
+        if isinstance(member, SpiedCall):
+            wrapped.append(member)
+            continue
+        base = _name_of(member)
+        counts[base] = counts.get(base, 0) + 1
+        name = base if counts[base] == 1 else f"{base}.{counts[base]}"
+        wrapped.append(SpiedCall(member, f"transform.{name}"))
+    return wrapped
+
+
+def _name_of(transform: Any) -> str:
+    name = getattr(transform, "__name__", None) or type(transform).__name__
+    return str(name).replace("<lambda>", "lambda")
