@@ -20,6 +20,7 @@ check: $(VENV)/.installed-dev     ## linters and types
 
 bench: $(VENV)/.installed-dev     ## the benchmarks that need no GPU
 	$(BIN)/python benchmarks/truth.py
+	$(BIN)/python benchmarks/items.py
 	$(BIN)/python benchmarks/overhead.py
 
 tables: $(VENV)/.installed-dev    ## copy measured figures into README and docs

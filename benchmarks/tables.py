@@ -52,9 +52,18 @@ def overhead() -> str:
     return table(head, lines)
 
 
+def items() -> str:
+    head = ["data", "an item, untraced", "traced to untraced", "groups of 32"]
+    lines = [
+        [row["data"], f"{row['bare_ms']:.2f} ms", _ratio(row), str(len(row["groups"]))]
+        for row in rows("two-cores", "items")
+    ]
+    return table(head, lines)
+
+
 def _ratio(found: dict[str, Any]) -> str:
     """The median, and where it lies nineteen times in twenty; the quartiles where that was not computed."""
-    low, high = found.get("confidence") or (found["low"], found["high"])
+    low, high = found["confidence"] if "confidence" in found else (found["low"], found["high"])
     return f"{found['median']:.3f} ({low:.3f} – {high:.3f})"
 
 
@@ -112,6 +121,7 @@ def output(name: str) -> Callable[[], str]:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "truth": truth,
+    "items": items,
     "overhead": overhead,
     "profiles": profiles,
     "agreement": agreement,

@@ -82,6 +82,11 @@ def test_epochs_run_the_whole_set_and_are_scored_after_each() -> None:
     assert whole(trial).seconds == pytest.approx(trial.total_s, rel=0.01)
 
 
+def test_a_device_that_computes_nothing_cannot_be_scored() -> None:
+    with pytest.raises(InputError, match="leave out --validate"):
+        run("scored", extent=Extent(batches=2, validate=True), device="sleep:1ms")
+
+
 def test_a_stream_is_cut_where_asked() -> None:
     assert run("stream", Setting(batch_size=4, num_workers=1)).items == 28
 

@@ -29,9 +29,11 @@ _STREAM_BATCHES = 50
 
 
 def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, extent: Extent, emit: Emit) -> Trial:
-    """Run the workload and measure it, in this process. Callers who want to survive it use `trial.run`."""
+    """Run the workload and measure it, in this process. Callers who want to survive it use `trial.profile`."""
     emit("phase", "preparing")
     device = parse_device(device_name)
+    if extent.validate and isinstance(device, Nap):
+        raise InputError(f"{device_name} computes nothing that could be scored; leave out --validate")
     pinned = _pinned(setting, device)
     unused = _unused(setting, pinned)
     setting = msgspec.structs.replace(setting, pin_memory=pinned)
@@ -54,7 +56,9 @@ def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, exte
         began = perf_counter()
         for _ in range(extent.epochs):
             loop.epoch()
-            if extent.validate and isinstance(step, ModelStep):
+            if extent.validate:
+                assert isinstance(step, ModelStep)
+                clock.settle()  # what the device still has to do belongs to the epoch, not to the scoring
                 with spy.paused():
                     scores.append(score(workload, step, setting, pinned=pinned))
         clock.settle()
