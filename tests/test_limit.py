@@ -188,6 +188,32 @@ def test_a_step_that_depends_on_values_is_said_not_guessed() -> None:
         limit(vectors(Picky), gpu_memory=GIB)
 
 
+class Recurrent(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = torch.nn.LSTM(64, 128, batch_first=True)
+        self.head = torch.nn.Linear(128, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+def test_what_recurrent_layers_reserve_is_not_guessed() -> None:
+    dataset = TensorDataset(torch.zeros(8, 20, 64), torch.zeros(8, dtype=torch.long))
+    workload = stoker.Workload(model=Recurrent, dataset=dataset, loss=torch.nn.CrossEntropyLoss())
+    assert limit(workload, gpu_memory="1GiB", mode="infer").unseen
+    with pytest.raises(InputError, match="cannot be followed without a GPU"):
+        limit(workload, gpu_memory="1GiB", mode="train")
+
+
+def test_a_mistake_in_the_step_is_shown_with_its_line() -> None:
+    def step(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return model(batch[0][:, :7]).sum()  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match=r"test_limit\.py:\d+ in step"):
+        limit(vectors(lambda: torch.nn.Linear(1024, 2), step=step), gpu_memory=GIB, mode="train")
+
+
 def test_the_callers_model_stays_as_it_was() -> None:
     model = torch.nn.Linear(1024, 2)
     before = model.weight.clone()

@@ -223,8 +223,16 @@ def record(workload: Workload, mode: Mode, precision: Precision, optimizer: str 
         steady=tuple(event for event in first if event < 0 or event in died),
         batch_size=TRACED_BATCH,
         attention=tuple(sorted(attention.used)),
+        unseen=_unseen(model),
         seconds=perf_counter() - began,
     )
+
+
+def _unseen(model: torch.nn.Module) -> tuple[str, ...]:
+    """What takes memory on a GPU and shows in no log."""
+    if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
+        return ("what cuDNN reserves for recurrent layers",)
+    return ()
 
 
 class _Step:

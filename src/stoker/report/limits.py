@@ -20,6 +20,8 @@ def limit_view(limit: Limit) -> RenderableType:
         "needed": f"{format_bytes(limit.peak_bytes_at_max)} at that batch: "
         f"{format_bytes(limit.fixed_bytes)} fixed, {format_bytes(limit.bytes_per_item)} an item",
     }
+    if limit.unseen:
+        rows["not counted"] = ", ".join(limit.unseen)
     for label, value in rows.items():
         table.add_row(label, value)
     what = ", ".join([limit.mode, limit.precision, *([limit.optimizer] if limit.optimizer else [])])

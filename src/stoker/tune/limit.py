@@ -1,11 +1,13 @@
 """The largest batch that fits a GPU, told without one: a step is logged on a fake device, and replayed."""
 
+import traceback
 from time import perf_counter
 from typing import Any
 
-from stoker.errors import InputError
+from stoker.errors import InputError, StokerError
 from stoker.measure import isolate
 from stoker.measure.allocation_log import AllocationLog
+from stoker.measure.outcomes import own_place
 from stoker.measure.trial import Named, OnEvent, opened
 from stoker.predict.memory import largest, replay
 from stoker.records import Mode, Precision, Record
@@ -33,6 +35,7 @@ class Limit(Record, frozen=True):
     precision: Precision
     optimizer: str | None
     attention: tuple[str, ...]
+    unseen: tuple[str, ...]
     seconds: float
 
 
@@ -78,6 +81,7 @@ def limit(
         precision=precision,
         optimizer=optimizer,
         attention=log.attention,
+        unseen=log.unseen,
         seconds=perf_counter() - began,
     )
 
@@ -114,16 +118,21 @@ def _record(
     chosen = mode or workload.default_mode()
     try:
         return chosen, allocations.record(workload, chosen, precision, optimizer)
+    except StokerError:
+        raise
     except Exception as error:
-        raise _cannot_see(error) from error
+        raise InputError(_cannot_follow(error)) from error
 
 
-def _cannot_see(error: Exception) -> Exception:
-    """A step whose shapes depend on values cannot be logged without values: said, never guessed."""
+def _cannot_follow(error: Exception) -> str:
+    """A step that depends on values, or on kernels that only a GPU has, cannot be logged: said, never guessed."""
     from torch._subclasses import fake_tensor
 
     names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
     kinds: Any = tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
-    if not isinstance(error, kinds):
-        return error
-    return InputError(f"this step cannot be followed without a GPU: {error} depends on values that only a run has")
+    if isinstance(error, kinds):
+        return f"this step cannot be followed without a GPU: {error} depends on values that only a run has"
+    why = next(iter(str(error).splitlines()), "")
+    place = own_place("".join(traceback.format_exception(error)))
+    where = f", at {place}" if place else ""
+    return f"this step cannot be followed without a GPU: {type(error).__name__}: {why}{where}"
