@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as some
+from torch.utils import backend_registration
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -17,6 +18,10 @@ from stoker.predict.allocator import rounded
 from stoker.predict.memory import largest, replay
 from stoker.tune.limit import _record, limit
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch is too old to follow a training step without a GPU",
+)
 GIB = 2**30
 MIB = 2**20
 PLENTY = 2**60

@@ -201,7 +201,7 @@ _NORMS: dict[Any, Callable[..., Any]] = {
 def record(workload: Workload, mode: Mode, precision: Precision, optimizer: str | None) -> AllocationLog:
     """Log one step of a workload on a fake CUDA device. Runs in a process of its own: it changes torch for good."""
     began = perf_counter()
-    fake_cuda.install()
+    fake_cuda.install(backward=mode == "train")
     attention.install()
     with fake_cuda.LazyBuild():
         model = passes.make_model(workload)

@@ -12,8 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.backend_registration
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from stoker.errors import MachineError
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -45,11 +48,10 @@ class Engine:
     state: str | None = None
 
 
-def install() -> None:
-    """Make this process take fake tensors on CUDA for the real thing."""
-    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-
-    _setup_privateuseone_for_python_backend("stoker_trace")
+def install(*, backward: bool) -> None:
+    """Make this process take fake tensors on CUDA for the real thing; `backward` where gradients are wanted too."""
+    if backward:
+        _register_backend()
     FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[method-assign,assignment]
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
     amp: Any = torch.cuda.amp.common
@@ -58,6 +60,17 @@ def install() -> None:
     if FakeTensor not in optimizers._foreach_supported_types:
         optimizers._foreach_supported_types.append(FakeTensor)
     _watch_engine()
+
+
+def _register_backend() -> None:
+    """With any backend of that kind registered, autograd's nodes ask for no stream."""
+    register = getattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend", None)
+    if register is None:
+        raise MachineError(
+            f"following a training step without a GPU needs a newer torch than {torch.__version__}; "
+            "upgrade it, or use --mode infer"
+        )
+    register("stoker_trace")
 
 
 def _watch_engine() -> None:
