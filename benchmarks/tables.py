@@ -97,6 +97,22 @@ def agreement() -> str:
     return table(head, lines)
 
 
+def limit_trace() -> str:
+    head = ["model", "last that ran / first that failed", "told without a GPU", "error", "interval", "seconds"]
+    lines = [
+        [
+            row["model"],
+            f"{row['last_ran']} / {row['first_failed']}",
+            str(row["max_batch"]),
+            f"{row['error']:+.1%}",
+            f"{row['interval'][0]} – {row['interval'][1]}",
+            f"{row['seconds']:.1f}",
+        ]
+        for row in rows("two-cores", "limit-trace")
+    ]
+    return table(head, lines)
+
+
 def decode() -> str:
     found = json.loads((RESULTS / "two-cores" / "decode.json").read_text(encoding="utf-8"))
     head = ["images", "files", "mean size", "decode and transform, an image"]
@@ -126,6 +142,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "profiles": profiles,
     "agreement": agreement,
     "decode": decode,
+    "limit-trace": limit_trace,
     "output-profile": output("profile"),
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
