@@ -1,6 +1,7 @@
 """Trials of real loaders in real child processes: what they measure, and what becomes of those that break."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_the_setting_reaches_the_loop() -> None:
     assert trial.timeline.batches == (2, 2)
     assert len(trial.timeline.epoch_s) == 2
     assert len(trial.stages["start"].samples_s) == 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_half_precision_runs_and_fp16_trains_with_a_scaler(precision: Any, mode: Any) -> None:
+    trial = run(
+        "plain", Setting(batch_size=4, precision=precision, channels_last=True, cudnn_benchmark=True), mode=mode
+    )
+    assert trial.outcome == "done", trial.problem
+    assert ("update" in trial.stages) == (mode == "train")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here")
+def test_a_compiled_model_runs() -> None:
+    trial = run("plain", Setting(batch_size=4, compile=True), Extent(batches=3, warmup=1), mode="infer")
+    assert trial.outcome == "done", trial.problem
 
 
 def test_a_step_can_stand_in_for_a_model() -> None:

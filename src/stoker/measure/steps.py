@@ -46,8 +46,8 @@ class ModelStep:
         self.model = model.train(mode == "train")
         self._called: torch.nn.Module = torch.compile(self.model) if setting.compile else self.model  # type: ignore[assignment]
         self._optimizer = passes.make_optimizer(workload, self.model) if mode == "train" else None
-        scaled = mode == "train" and setting.precision == "fp16" and device.type == "cuda"
-        self._scaler = torch.amp.GradScaler("cuda") if scaled else None
+        scaled = mode == "train" and setting.precision == "fp16"
+        self._scaler = torch.amp.GradScaler(device.type) if scaled else None
 
     def move(self, batch: Any) -> Any:
         """The batch on the device, in the memory format of the setting."""
