@@ -1,4 +1,4 @@
-"""Logs every storage that a step makes and drops on a fake CUDA device: no GPU, no memory, about a second a model."""
+"""Logs every storage that a step makes and drops on a fake CUDA device: no GPU, and no memory for what it logs."""
 
 import functools
 import weakref
