@@ -2,9 +2,10 @@
 
 `bare` is the loop as a person would write it; `traced` has the spy in the workers, the clock around every stage and,
 from another process, the gauges, as a trial has them. Each loop starts its own workers. Where two busy cores make wall
-times noisy, the CPU time of all processes (the gauges' own included) tells what was added.
+times noisy, the CPU time of all processes (the gauges' own included) tells what was added. Loops are short, so that a
+fixed cost shows and so that a round is over before the machine has changed; rounds are many.
 
-python benchmarks/overhead.py [--pairs 15] [--gpu]
+python benchmarks/overhead.py [--rounds 40] [--gpu]
 """
 
 import gc
@@ -29,21 +30,21 @@ from stoker.workload import passes
 
 Case = dict[str, Any]
 CPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 50, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "jpeg", "workers": 1, "batch": 32, "batches": 30, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 120, "device": "sleep:1ms"},
-    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 6, "device": "cpu"},
+    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 9, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 1, "batch": 32, "batches": 5, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "tensors", "workers": 1, "batch": 32, "batches": 22, "device": "sleep:1ms"},
+    {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 2, "device": "cpu"},
 ]
 GPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 24, "device": "cuda"},
-    {"name": "resnet18", "data": "tensors", "workers": 8, "batch": 128, "batches": 80, "device": "cuda"},
-    {"name": "vit_b_16", "data": "tensors", "workers": 8, "batch": 128, "batches": 20, "device": "cuda"},
-    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 250, "device": "cuda"},
+    {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 16, "device": "cuda"},
+    {"name": "resnet18", "data": "tensors", "workers": 8, "batch": 128, "batches": 40, "device": "cuda"},
+    {"name": "vit_b_16", "data": "tensors", "workers": 8, "batch": 128, "batches": 12, "device": "cuda"},
+    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 120, "device": "cuda"},
 ]
 
 
-def measure(case: Case, pairs: int, emit: isolate.Emit) -> list[dict[str, float]]:
-    """Seconds of each loop, in turns; which comes first changes from round to round. `again` is `bare` once more."""
+def measure(case: Case, rounds: int, emit: isolate.Emit) -> list[dict[str, float]]:
+    """Seconds of each loop, in turns of random order. `again` is `bare` once more."""
     device = parse_device(case["device"])
     pinned = isinstance(device, torch.device) and device.type == "cuda"
     setting = stoker.Setting(batch_size=case["batch"], num_workers=case["workers"])
@@ -89,10 +90,11 @@ def measure(case: Case, pairs: int, emit: isolate.Emit) -> list[dict[str, float]
 
     bare(), traced()
     rows = []
-    for number in range(pairs):
+    for number in range(rounds):
         row: dict[str, float] = {}
         turns = [("bare", bare), ("traced", traced), ("again", bare)]
-        for name, run in turns[number % 3 :] + turns[: number % 3]:
+        random.Random(number).shuffle(turns)
+        for name, run in turns:
             row[name] = run()
             row[f"{name}_cpu"] = cpu_s() - cpu_began[0]
         rows.append(row)
@@ -157,7 +159,7 @@ def written(ratio: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -165,7 +167,7 @@ def main() -> None:
     for case in GPU_CASES if options.gpu else CPU_CASES:
         beside = Beside()
         ended = isolate.run(
-            measure, (case, options.pairs), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
+            measure, (case, options.rounds), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
         )
         pairs = isolate.value(ended)
         for row, gauges_s in zip(pairs, beside.cpu_s[1:], strict=True):
