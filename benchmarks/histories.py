@@ -99,8 +99,7 @@ def record(chosen: Case, emit: isolate.Emit) -> dict[str, Any]:
     return {
         **chosen,
         "steps": STEPS,
-        "torch": torch.__version__,
-        "cudnn": torch.backends.cudnn.version(),
+        "torch": str(torch.__version__),
         "marks": marks,
         "stats": {
             "allocated_peak": found["allocated_bytes.all.peak"],
@@ -109,12 +108,16 @@ def record(chosen: Case, emit: isolate.Emit) -> dict[str, Any]:
             "reserved_end": found["reserved_bytes.all.current"],
             "retries": found["num_alloc_retries"],
         },
-        "events": [[entry["action"], entry["addr"], entry["size"], place(entry)] for entry in traces()],
+        "events": [written(entry) for entry in traces()],
     }
 
 
 def traces() -> list[Any]:
     return list(torch.cuda.memory._snapshot()["device_traces"][0])
+
+
+def written(entry: Any) -> list[Any]:
+    return [str(entry["action"]), int(entry.get("addr", 0)), int(entry.get("size", 0)), place(entry)]
 
 
 def place(entry: Any) -> str:
@@ -145,6 +148,7 @@ def main() -> None:
             why = ended.failure.sentence if ended.failure else ended.output
             say(f"{words}: {ended.how} {why[-200:]}")
             continue
+        ended.result["cudnn"] = torch.backends.cudnn.version()
         short = chosen["name"].rpartition("/")[2].replace(":", "-")
         path = options.folder / f"{number:02d}-{short}-{chosen['mode']}-{chosen['precision']}.json.gz"
         path.write_bytes(gzip.compress(json.dumps(ended.result).encode()))
