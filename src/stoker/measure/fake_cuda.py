@@ -7,13 +7,14 @@ registering the backend breaks autograd on a real GPU.
 """
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.backend_registration
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.errors import MachineError
@@ -56,10 +57,17 @@ def install(*, backward: bool) -> None:
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
     amp: Any = torch.cuda.amp.common
     amp.amp_definitely_not_available = lambda: False
+    scaler: Any = torch.amp.GradScaler
+    scaler._maybe_opt_step = _step_with_finite_gradients
     optimizers: Any = importlib.import_module("torch.optim.optimizer")
     if FakeTensor not in optimizers._foreach_supported_types:
         optimizers._foreach_supported_types.append(FakeTensor)
     _watch_engine()
+
+
+def _step_with_finite_gradients(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """Whether a gradient was infinite is a value that only a run has; the update is what takes memory."""
+    return optimizer.step(*args, **kwargs)
 
 
 def _register_backend() -> None:
@@ -129,7 +137,7 @@ def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
-def to_fake_cuda(model: torch.nn.Module) -> torch.nn.Module:
+def to_fake_cuda(model: torch.nn.Module, on_made: Callable[[torch.Tensor], None]) -> torch.nn.Module:
     """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -142,6 +150,7 @@ def to_fake_cuda(model: torch.nn.Module) -> torch.nn.Module:
                     continue
                 if id(tensor) not in made:
                     made[id(tensor)] = (tensor, _fake(tensor))
+                    on_made(made[id(tensor)][1])
                 tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
 
     replace(model)
@@ -149,13 +158,29 @@ def to_fake_cuda(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CUDA)
+    fake = fresh(tensor.shape, tensor.dtype, tensor.stride())
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(fake, tensor.requires_grad)
     return fake
 
 
+class _Current:
+    mode: FakeTensorMode | None = None
+
+
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        _Current.mode = mode
         yield mode
+
+
+def fresh(shape: Iterable[int], dtype: torch.dtype, stride: Iterable[int] | None = None) -> torch.Tensor:
+    """A new fake CUDA tensor, made by hand in a twentieth of the time that torch takes for it."""
+    with no_dispatch():
+        if stride is None:
+            element = torch.empty(tuple(shape), dtype=dtype, device=META)
+        else:
+            element = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=META)
+    assert _Current.mode is not None
+    return FakeTensor(_Current.mode, element, CUDA)

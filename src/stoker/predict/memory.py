@@ -6,8 +6,6 @@ from stoker.measure.allocation_log import AllocationLog
 from stoker.predict.allocator import Allocator, Block, OutOfMemory
 from stoker.records import Record
 
-WORKSPACE_BYTES = 32 * 2**20
-"""cuBLAS' on Hopper and later; about 8 MiB before it."""
 _STEPS = 3
 
 
@@ -27,17 +25,20 @@ def replay(
     capacity_bytes: int,
     *,
     scratch: bool = True,
-    workspace_bytes: int = WORKSPACE_BYTES,
+    workspace_bytes: int | None = None,
     steps: int = _STEPS,
 ) -> Replay:
     """A fresh process that makes the model and runs a few steps at this batch size.
 
-    With `scratch`, convolutions take their workspace where there is room for it; without, never.
+    With `scratch`, convolutions take their workspace where there is room for it; without, never. A log with validation
+    has one pass of it after the steps, and another step after that.
     """
     allocator = Allocator(capacity_bytes)
-    player = _Player(log, allocator, batch_size, scratch, workspace_bytes)
+    workspace = log.workspace_bytes if workspace_bytes is None else workspace_bytes
+    player = _Player(log, allocator, batch_size, scratch, workspace)
+    validation = (log.validate, log.steady) if log.validate else ()
     try:
-        for events in (log.init, log.first, *(log.steady,) * (steps - 1)):
+        for events in (log.init, log.first, *(log.steady,) * (steps - 1), *validation):
             player.play(events)
     except OutOfMemory:
         fits = False

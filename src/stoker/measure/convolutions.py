@@ -1,0 +1,123 @@
+"""What cuDNN takes for a convolution and gives back: rules read off recorded allocations, the same for every model.
+
+Its kernels want channels last. Operands in torch's usual layout are copied into the workspace with their channels
+rounded up to 16 bytes: what is read, what is written, and the weights where the kernel is more than a point. A
+convolution by points alone, step 1, is a matrix product as it stands and copies nothing; the gradient of its weights is
+made for each item apart and then summed. Other gradients of weights are split over the multiprocessors.
+
+All of it is `scratch`: where there is no room cuDNN has a plan that does without.
+"""
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stoker.measure.outputs import returned
+
+if TYPE_CHECKING:
+    from stoker.measure.recorder import Recorder
+
+_ALIGNED_BYTES = 16
+_TILE_SIDE = 128
+_MULTIPROCESSORS = 132
+_SUM_BYTES = 4
+"""Sums are kept in full precision."""
+_WORTH_SUMMING_ITEMS = 2.5
+"""Gradients of items apart are taken up to so many times the room that copies would need."""
+
+
+def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    x, weight = args[:2]
+    copies = [] if _last(x, weight) else _copied(log, x)
+    result = returned(func, args, kwargs)
+    log.born(result)
+    stride, transposed, groups = args[3], args[6], args[8]
+    if groups == 1 and not _last(x, weight):
+        ends = (result, x) if transposed else (x, result)
+        _take(log, _data_sizes(*ends, weight, stride))
+    for copy in copies:
+        copy()
+    return result
+
+
+def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """One pass for the input's gradient, then one for the weights', each with a workspace of its own."""
+    gradient, x, weight = args[:3]
+    stride, transposed, groups = args[4], args[7], args[9]
+    last = _last(x, weight)
+    copies = [] if last else [*_copied(log, gradient), *_copied(log, x)]
+    result = returned(func, args, kwargs)
+    ends = (gradient, x) if transposed else (x, gradient)
+    if groups > 1:
+        log.born((result[1], result[0], result[2]))
+    else:
+        if result[0] is not None:
+            log.born(result[0])
+            _take(log, () if last else _data_sizes(*ends, weight, stride))
+        if result[1] is not None:
+            log.born(result[1])
+            _take(log, _weight_sizes(*ends, weight, stride, last=last))
+        log.born(result[2])
+    for copy in copies:
+        copy()
+    return result
+
+
+def _take(log: "Recorder", sizes: tuple[int, ...]) -> None:
+    if sizes:
+        log.taken(*sizes, kind="scratch")()
+
+
+def _copied(log: "Recorder", tensor: Any) -> list[Any]:
+    """What is not contiguous is copied before cuDNN sees it."""
+    return [] if tensor.is_contiguous() else [log.taken(tensor.numel() * tensor.element_size())]
+
+
+def _last(x: Any, weight: Any) -> bool:
+    """Whether channels come last already, in the input or in the weights."""
+    if x.dim() != 4:
+        return False
+    return any(not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last) for one in (x, weight))
+
+
+def _bytes(tensor: Any) -> int:
+    """With the channels rounded up as tensor cores want them."""
+    aligned = _ALIGNED_BYTES // tensor.element_size()
+    channels = -(-tensor.shape[1] // aligned) * aligned
+    return int(tensor.numel() // tensor.shape[1] * channels * tensor.element_size())
+
+
+def _is_points(weight: Any) -> bool:
+    return all(side == 1 for side in weight.shape[2:])
+
+
+def _is_product(x: Any, weight: Any, stride: Any) -> bool:
+    """Whether it is a matrix product as it stands: by points, step 1, with rows that begin where they should."""
+    aligned = prod(x.shape[2:]) * x.element_size() % _ALIGNED_BYTES == 0
+    return _is_points(weight) and all(step == 1 for step in stride) and aligned
+
+
+def _data_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
+    """For the output, and for the input's gradient."""
+    if _is_product(x, weight, stride):
+        return ()
+    return (_bytes(x), _bytes(y)) if _is_points(weight) else (_bytes(x), _bytes(y), _bytes(weight))
+
+
+def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, *, last: bool) -> tuple[int, ...]:
+    """For the gradient of the weights."""
+    apart = x.shape[0] * weight.numel() * _SUM_BYTES
+    copies = () if last else (_bytes(x), _bytes(y))
+    by_points = _is_points(weight) and all(step == 1 for step in stride)
+    if by_points and not last and apart <= _WORTH_SUMMING_ITEMS * sum(copies):
+        return (apart,)
+    return (*copies, _partial_bytes(weight))
+
+
+def _partial_bytes(weight: Any) -> int:
+    """Sums over part of the items, one for each multiprocessor that has no tile of its own, and the whole."""
+    rows, columns = weight.shape[0], prod(weight.shape[1:])
+    tiles = -(-rows // _TILE_SIDE) * -(-columns // _TILE_SIDE)
+    whole = weight.numel() * _SUM_BYTES
+    return int(whole + min(_MULTIPROCESSORS // tiles * whole, _MULTIPROCESSORS * _TILE_SIDE**2 * _SUM_BYTES))

@@ -1,0 +1,171 @@
+"""Sees every operation of a step on the fake device, and writes down every storage that is born and dies."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stoker.measure import attention, recurrent, scratch
+from stoker.measure.allocation_log import Kind, Storage
+from stoker.measure.fake_cuda import CUDA, META, Engine
+from stoker.measure.fused_layers import WRITTEN_OUT
+from stoker.measure.outputs import returned
+
+TRACED_BATCH = 251
+"""A prime: a size that it divides grows with the batch, one that its square divides with the square of it."""
+
+aten = torch.ops.aten
+_DEVICE_QUESTION = torch.ops.prim.device.default
+_MATRIX_PRODUCTS = frozenset(
+    (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.addbmm.default,
+        aten.addmv.default,
+    )
+)
+_KERNELS: dict[Any, scratch.Kernel] = {**scratch.KERNELS, **recurrent.KERNELS}
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = WRITTEN_OUT | recurrent.WHOLE
+
+
+class Recorder(TorchDispatchMode):
+    """The log of a step while it is written."""
+
+    def __init__(self) -> None:
+        mode: Any = super()
+        mode.__init__()
+        self.storages: list[Storage] = []
+        self.events: list[int] = []
+        self._numbers: dict[int, int] = {}
+        self._passed_on: set[int] = set()
+        self._fixed_sizes: set[int] = set()
+        self._with_workspace: set[bool] = set()
+        self._operator = "init"
+        self._constant = True
+
+    def steps_begin(self) -> None:
+        """What was made so far is the model: its sizes, and those of its gradients, do not grow with the batch."""
+        self._fixed_sizes = {storage.fixed_bytes for storage in self.storages}
+        self._constant = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE_QUESTION:
+            return self._where(args[0])
+        if Engine.state == "root" and not torch.is_grad_enabled():
+            Engine.state = "inside"
+        device = kwargs.get("device")
+        if device is not None and device.type == "meta":
+            kwargs = {**kwargs, "device": CUDA}
+        before, self._operator = self._operator, _name(func)
+        try:
+            return self._run(func, args, kwargs)
+        finally:
+            self._operator = before
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten.scaled_dot_product_attention.default:
+            return attention.chosen(*args, **kwargs)
+        if func in _WRITTEN_OUT:
+            with self:
+                return _WRITTEN_OUT[func](*args, **kwargs)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # without autograd's keys composites arrive whole
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func in _MATRIX_PRODUCTS:
+            self._take_workspace()
+        kernel = _KERNELS.get(func)
+        if kernel is not None:
+            return kernel(self, func, args, kwargs)
+        result = returned(func, args, kwargs)
+        if not self._summed_in_place(func, args, result):
+            self.born(result)
+        return result
+
+    def _where(self, tensor: Any) -> torch.device:
+        """The engine must see `meta`, or it asks CUDA for a stream; a checkpoint that recomputes inside it must not."""
+        recomputing = Engine.state == "inside" and torch.is_grad_enabled()
+        return META if Engine.state and not recomputing else tensor.fake_device
+
+    # ---------------------------------------------------------------- births and deaths
+
+    def born(self, result: Any) -> None:
+        """Write down the storages of what an operation returned, where they are new."""
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.fake_device.type == "cuda":  # type: ignore[attr-defined]
+                self._one_born(tensor)
+
+    def _one_born(self, tensor: Any) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._numbers or not storage.nbytes():  # nothing is asked of the allocator for no bytes
+            return
+        self._numbers[key] = self._new((storage.nbytes(),))
+        weakref.finalize(storage, self._died, key)
+
+    def _died(self, key: int) -> None:
+        number = self._numbers.pop(key)
+        if key in self._passed_on:
+            self._passed_on.discard(key)
+        else:
+            self.events.append(-number - 1)
+
+    def _new(self, sizes: Iterable[int], kind: Kind = "tensor") -> int:
+        fixed, item, square = 0, 0.0, 0.0
+        for size in sizes:
+            if self._constant or size % TRACED_BATCH or size in self._fixed_sizes:
+                fixed += size
+            elif size % TRACED_BATCH**2:
+                item += size / TRACED_BATCH
+            else:
+                square += size / TRACED_BATCH**2
+        self.storages.append(
+            Storage(fixed_bytes=fixed, item_bytes=item, square_bytes=square, kind=kind, operator=self._operator)
+        )
+        self.events.append(len(self.storages) - 1)
+        return len(self.storages) - 1
+
+    def taken(self, *sizes: int, kind: Kind = "tensor") -> Callable[[], None]:
+        """Memory that a kernel takes for itself, one piece of these sizes together; call the result to give it back."""
+        number = self._new(sizes, kind)
+        return lambda: self.events.append(-number - 1)
+
+    def _summed_in_place(self, func: Any, args: Any, result: Any) -> bool:
+        """The engine adds gradients in place where it holds the last reference, but never under a dispatch mode."""
+        if func is not aten.add.Tensor or not Engine.state or not isinstance(args[1], torch.Tensor):
+            return False
+        if args[0].shape != args[1].shape or args[0].dtype != result.dtype:
+            return False
+        old, new = args[0].untyped_storage(), result.untyped_storage()
+        key = old._cdata
+        if key not in self._numbers or key in self._passed_on or old.nbytes() != new.nbytes():
+            return False
+        self._passed_on.add(key)
+        self._numbers[new._cdata] = self._numbers[key]
+        weakref.finalize(new, self._died, new._cdata)
+        return True
+
+    def _take_workspace(self) -> None:
+        """cuBLAS has one for each handle, and the engine's thread has a handle of its own."""
+        backward = Engine.state is not None
+        if backward not in self._with_workspace:
+            self._with_workspace.add(backward)
+            self.storages.append(Storage(fixed_bytes=0, kind="workspace", operator=self._operator))
+            self.events.append(len(self.storages) - 1)
+
+
+@functools.cache
+def _is_composite(func: Any) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return str(func)
