@@ -1,6 +1,7 @@
 """What ended a trial, as an outcome and one sentence with the person's own file and line."""
 
 import re
+import signal
 import sysconfig
 import traceback
 from pathlib import Path
@@ -25,7 +26,7 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
     text = str(error)
     if _is_out_of_memory(error) or _says_no_memory(error, text):
         return "oom", _out_of_memory(text)
-    trace = "".join(traceback.format_exception(error))
+    trace = trace_of(error)
     if (isinstance(error, RuntimeError) and _WORKER_DIED.search(text)) or _ENDED_BY in trace:
         return "crashed", _worker_died(trace)
     caught = _CAUGHT.search(text)
@@ -56,6 +57,14 @@ def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
     if last:
         sentence += f"; the last it printed: {last[0][:200]}"
     return "crashed", Problem(sentence=sentence, detail=detail)
+
+
+def signal_name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def trace_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def of_hang(stacks: str, limit: str) -> Problem:

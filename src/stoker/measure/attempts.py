@@ -1,0 +1,313 @@
+"""Tries of batch sizes, each in a process forked for it from one that has made the model and touched no device."""
+
+import os
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import torch
+
+from stoker.errors import StokerError
+from stoker.measure import outcomes
+from stoker.measure.clock import Nap, parse_device
+from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
+from stoker.measure.steps import ModelStep
+from stoker.records import Mode, Outcome, Precision, Problem, Record, Setting
+from stoker.workload import passes
+from stoker.workload.definition import Workload
+from stoker.workload.examples import Example, worst_example
+
+T = TypeVar("T")
+STEPS = 3
+"""One that makes the optimizer's state and the workspaces, and two steady ones."""
+_TINY_BATCH = 2
+
+
+class Probe(Record, frozen=True):
+    """One batch size, tried in a process of its own.
+
+    `free_bytes` is what the device had left for tensors when the try began; `reserved_samples` what the allocator held
+    after each step; `input_bytes` and `output_bytes` what goes into the model and comes out of it.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    free_bytes: int = 0
+    step_s: tuple[float, ...] = ()
+    reserved_samples: tuple[int, ...] = ()
+    input_bytes: int = 0
+    output_bytes: int = 0
+    problem: Problem | None = None
+
+
+class Room(Record, frozen=True):
+    """What a process finds when it comes to the device: its name, its memory, and what of that is free for tensors."""
+
+    device: str
+    total_bytes: int
+    free_bytes: int
+
+
+class Job(Record, frozen=True):
+    """How batches are tried. `budget_bytes` caps what tensors may take; None leaves them what the device has free."""
+
+    mode: Mode
+    precision: Precision = "fp32"
+    device: str = "auto"
+    budget_bytes: int | None = None
+    validate: bool = False
+    cudnn_benchmark: bool = False
+
+
+class Forked(Generic[T]):
+    """A call under way in a process forked from this one; `result` waits for it."""
+
+    def __init__(self, function: Callable[[], T], kind: type[T]) -> None:
+        self._kind = kind
+        self._read, write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._read)
+            _be_child(function, write)
+        os.close(write)
+
+    def result(self) -> T | Failure:
+        """What it returned, or how it failed."""
+        parts = []
+        while part := os.read(self._read, 1 << 20):
+            parts.append(part)
+        os.close(self._read)
+        _, status = os.waitpid(self._pid, 0)
+        data = b"".join(parts)
+        if len(data) < FRAME.size:
+            name = outcomes.signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "no signal"
+            return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
+        tag, _ = FRAME.unpack_from(data)
+        payload = data[FRAME.size :]
+        if tag == RESULT:
+            return msgspec.json.decode(payload, type=self._kind)
+        return msgspec.json.decode(payload, type=Failure)
+
+
+def _be_child(function: Callable[[], Any], write: int) -> None:
+    try:
+        write_frame(write, RESULT, msgspec.json.encode(function()))
+    except BaseException as error:
+        kind = type(error).__name__ if isinstance(error, StokerError) else ""
+        failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=outcomes.trace_of(error))
+        write_frame(write, ERROR, msgspec.json.encode(failure))
+    finally:
+        os._exit(0)
+
+
+class Cradle:
+    """Where tries come from: a workload whose model has been made on the host, in a process that touches no device.
+
+    It computes with one thread: a pool of them would not survive the fork.
+    """
+
+    def __init__(self, workload: Workload, job: Job) -> None:
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.workload, self.job = workload, job
+        self.example: Example = worst_example(workload)
+        self._model: torch.nn.Module | None = None
+
+    @property
+    def model(self) -> torch.nn.Module:
+        if self._model is None:
+            self._model = passes.make_model(self.workload)
+        return self._model
+
+    def room(self) -> Forked[Room]:
+        """Begin to look at the device."""
+        return Forked(lambda: _room(self.job.device), Room)
+
+    def attempt(
+        self,
+        batch_size: int,
+        *,
+        steps: int = STEPS,
+        primed: bool = False,
+        expandable: bool = False,
+        weigh: bool = False,
+    ) -> Probe:
+        """Try a batch size. `primed`: a tiny batch goes first; `expandable`: with segments that grow."""
+        began = perf_counter()
+        model = self.model
+
+        def run() -> Probe:
+            torch.set_num_threads(self._threads)
+            return _Try(self, model, expandable).run(batch_size, steps=steps, primed=primed, weigh=weigh)
+
+        result = Forked(run, Probe).result()
+        seconds = perf_counter() - began
+        if isinstance(result, Failure):
+            if result.kind:
+                raise StokerError(result.sentence)
+            problem = Problem(sentence=result.sentence, detail=result.trace or None)
+            return Probe(batch_size=batch_size, outcome="crashed", seconds=seconds, problem=problem)
+        return msgspec.structs.replace(result, seconds=seconds)
+
+
+class _Try:
+    """One try, in the process forked for it."""
+
+    def __init__(self, cradle: Cradle, model: torch.nn.Module, expandable: bool) -> None:
+        self._cradle, self._job = cradle, cradle.job
+        device = parse_device(self._job.device)
+        assert not isinstance(device, Nap)
+        self._device = device
+        self._memory: _CudaMemory | _HostMemory
+        if device.type == "cuda":
+            self._memory = _CudaMemory(device, self._job.budget_bytes, expandable)
+        else:
+            self._memory = _HostMemory(self._job.budget_bytes)
+        self._model = model
+
+    def run(self, batch_size: int, *, steps: int, primed: bool, weigh: bool) -> Probe:
+        step_s: list[float] = []
+        reserved: list[int] = []
+        weights = [0, 0]
+        outcome: Outcome = "done"
+        problem = None
+        try:
+            step = self._step()
+            if weigh:
+                self._model.register_forward_hook(lambda module, inputs, output: _weigh(weights, inputs, output))
+            if primed:
+                self._one(step, _TINY_BATCH)
+            for _ in range(steps):
+                began = perf_counter()
+                self._one(step, batch_size)
+                step_s.append(perf_counter() - began)
+                reserved.append(self._memory.reserved())
+            if self._job.validate:
+                self._validate(step, batch_size)
+        except BaseException as error:
+            outcome, problem = outcomes.of_error(error)
+        return Probe(
+            batch_size=batch_size,
+            outcome=outcome,
+            peak_bytes=self._memory.peak(),
+            reserved_bytes=self._memory.reserved_peak(),
+            retries=self._memory.retries(),
+            free_bytes=self._memory.free_bytes,
+            step_s=tuple(step_s),
+            reserved_samples=tuple(reserved),
+            input_bytes=weights[0],
+            output_bytes=weights[1],
+            problem=problem,
+        )
+
+    def _step(self) -> ModelStep:
+        workload = self._cradle.workload.with_(model=self._model)
+        setting = Setting(precision=self._job.precision, cudnn_benchmark=self._job.cudnn_benchmark)
+        step = ModelStep(workload, self._job.mode, setting, self._device, pinned=False)
+        step.on_device = True  # its batches are made there: a copy on the host would take as long again
+        return step
+
+    def _one(self, step: ModelStep, batch_size: int) -> None:
+        step(self._cradle.example.sized(batch_size, self._device), _no_tick)
+        self._memory.settle()
+
+    def _validate(self, step: ModelStep, batch_size: int) -> None:
+        """As a person evaluates between epochs: the same batch size, no gradients, then training goes on."""
+        step.model.eval()
+        inputs, _ = passes.split(self._cradle.example.sized(batch_size, self._device))
+        with torch.inference_mode(), step.precision():
+            passes.forward(self._cradle.workload, step.model, inputs)
+        del inputs
+        step.model.train(self._job.mode == "train")
+        self._one(step, batch_size)
+
+
+def _no_tick(name: str) -> None:
+    """Nobody times the stages of a try."""
+
+
+def _weigh(weights: list[int], inputs: Any, output: Any) -> None:
+    weights[:] = passes.batch_bytes(inputs), passes.batch_bytes(passes.logits_of(output))
+
+
+def _room(device_name: str) -> Room:
+    device = parse_device(device_name)
+    assert not isinstance(device, Nap)
+    if device.type != "cuda":
+        from stoker.machine import host
+
+        found = host.read()
+        return Room(device="host memory", total_bytes=found.limit_bytes, free_bytes=found.available_bytes)
+    torch.cuda.init()
+    free, total = torch.cuda.mem_get_info(device)
+    return Room(device=torch.cuda.get_device_name(device), total_bytes=total, free_bytes=free)
+
+
+class _CudaMemory:
+    """The caching allocator's view of a device, capped where a budget is given."""
+
+    def __init__(self, device: torch.device, budget_bytes: int | None, expandable: bool) -> None:
+        if expandable:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch.cuda.init()
+        self._device = device
+        self.free_bytes, total = torch.cuda.mem_get_info(device)
+        if budget_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reserved_peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def retries(self) -> int:
+        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
+
+
+class _HostMemory:
+    """The process's own memory, beyond what it had when the try began."""
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        from stoker.machine import host
+
+        self.free_bytes = host.available_bytes()
+        self._before = _status("VmRSS")
+        budget = self.free_bytes if budget_bytes is None else budget_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + budget, hard))
+
+    def settle(self) -> None:
+        """Nothing is under way when the host gets here."""
+
+    def reserved(self) -> int:
+        return max(0, _status("VmRSS") - self._before)
+
+    def peak(self) -> int:
+        return max(0, _status("VmHWM") - self._before)
+
+    def reserved_peak(self) -> int:
+        return self.peak()
+
+    def retries(self) -> int:
+        return 0
+
+
+def _status(name: str) -> int:
+    """A line of this process's status, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

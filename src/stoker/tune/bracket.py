@@ -1,0 +1,77 @@
+"""Search over a predicate of the batch size: the largest that holds, and one shown to fail just above it."""
+
+from collections.abc import Callable
+
+from stoker.records import Record
+
+
+class Bracket(Record, frozen=True):
+    """`ran` is the largest size shown to hold with a failure right above it (0: none), `failed` that failure's size.
+
+    `failed` is None where the ceiling was reached. Holding need not be monotone: a larger size may have held too.
+    """
+
+    ran: int
+    failed: int | None
+
+
+def close(holds: Callable[[int], bool], *, guess: int, ceiling: int, tolerance: float = 0.01) -> Bracket:
+    """Close in on the edge from a guess: the better the guess, the fewer tries.
+
+    Ends when a size that held and one that failed lie within `tolerance`, or one apart.
+    """
+    ran, failed = 0, None
+    size, stride = max(1, min(guess, ceiling)), 1
+    while True:
+        if holds(size):
+            ran, stride = size, stride if failed is None else 1
+        else:
+            failed = size
+        if (failed is None and ran >= ceiling) or _is_closed(ran, failed, tolerance):
+            return Bracket(ran=ran, failed=failed)
+        size, stride = _next(ran, failed, stride, tolerance, ceiling)
+
+
+def _is_closed(ran: int, failed: int | None, tolerance: float) -> bool:
+    return failed is not None and failed - ran <= _gap(ran, tolerance)
+
+
+def _gap(size: int, tolerance: float) -> int:
+    return max(1, int(size * tolerance))
+
+
+def _next(ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int) -> tuple[int, int]:
+    """Where to look next: outwards in strides that double until both ends are known, then the middle."""
+    if failed is None:
+        return min(ceiling, ran + stride * _gap(ran, tolerance)), stride * 2
+    if not ran:
+        return max(1, failed - stride * _gap(failed, tolerance)), stride * 2
+    return (ran + failed) // 2, stride
+
+
+def doubled(holds: Callable[[int], bool], *, start: int, ceiling: int) -> Bracket:
+    """By factors of two until one fails; where already the first does, downwards until one holds."""
+    ran, failed, size = 0, None, min(start, ceiling)
+    while failed is None and ran < ceiling:
+        if holds(size):
+            ran, size = size, min(ceiling, size * 2)
+        else:
+            failed = size
+    while not ran and failed is not None and failed > 1:
+        if holds(failed // 2):
+            ran = failed // 2
+        else:
+            failed //= 2
+    return Bracket(ran=ran, failed=failed)
+
+
+def bisected(holds: Callable[[int], bool], between: Bracket, *, tolerance: float) -> Bracket:
+    """The edge inside a bracket, to within `tolerance`."""
+    ran, failed = between.ran, between.failed
+    while ran and failed is not None and not _is_closed(ran, failed, tolerance):
+        middle = (ran + failed) // 2
+        if holds(middle):
+            ran = middle
+        else:
+            failed = middle
+    return Bracket(ran=ran, failed=failed)

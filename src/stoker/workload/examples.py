@@ -1,0 +1,108 @@
+"""The largest item that a dataset gives, and batches made of it: what memory must hold at worst."""
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import IterableDataset, default_collate
+
+from stoker.errors import InputError
+from stoker.workload import passes
+from stoker.workload.batches import mapped
+from stoker.workload.definition import Workload
+
+EXAMPLE_ITEMS = 3
+_MORE_ITEMS = 5
+_ALIKE_ITEMS = 64
+"""So many items of one size are taken for a set of one size."""
+
+
+class Example(NamedTuple):
+    """A small batch of the largest item among the `seen` first ones, of as many as the set has (`of`)."""
+
+    batch: Any
+    item: Any
+    workload: Workload
+    grows: bool
+    seen: int
+    of: int | None
+
+    def sized(self, batch_size: int, device: torch.device, *, channels_last: bool = False) -> Any:
+        """A batch of that size on the device; what it takes there is what a real one would."""
+        if not self.grows:
+            return passes.to_device(collated(self.workload, [self.item] * batch_size), device)
+        return grown(self.batch, EXAMPLE_ITEMS, batch_size, device, channels_last=channels_last)
+
+    @property
+    def note(self) -> str | None:
+        """What to say where the largest item of the set may not have been seen."""
+        if self.seen <= _ALIKE_ITEMS or self.seen == self.of:
+            return None
+        of = f" of {self.of}" if self.of is not None else ""
+        return f"items differ in size; the largest of the first {self.seen}{of} stands for the worst"
+
+
+def worst_example(workload: Workload, *, within_s: float = 1.0) -> Example:
+    """Look for the largest item: a few where all are alike, as many as time allows where they are not."""
+    dataset = passes.make_dataset(workload)
+    deadline = perf_counter() + within_s
+    worst, seen = None, 0
+    sizes: set[int] = set()
+    for item in _items(dataset):
+        size = passes.batch_bytes(item)
+        if not sizes or size > max(sizes):
+            worst = item
+        sizes.add(size)
+        seen += 1
+        alike = len(sizes) == 1
+        if (alike and seen >= _ALIKE_ITEMS) or perf_counter() > deadline:
+            break
+    if worst is None:
+        raise InputError(f"{type(dataset).__name__} is empty: there is no item to see the shapes of")
+    few, more = (collated(workload, [worst] * count) for count in (EXAMPLE_ITEMS, _MORE_ITEMS))
+    size_of = getattr(dataset, "__len__", None)
+    of = size_of() if size_of is not None and not isinstance(dataset, IterableDataset) else None
+    return Example(few, worst, workload, _grows(few, more), seen, of)
+
+
+def collated(workload: Workload, items: list[Any]) -> Any:
+    return (workload.collate_fn or default_collate)(items)
+
+
+def grown(batch: Any, items: int, batch_size: int, device: torch.device, *, channels_last: bool = False) -> Any:
+    """A batch of `items` as one of `batch_size`, made on the device: noise for numbers, an item's own indices."""
+
+    def grow(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.dim() or tensor.shape[0] != items:
+            return tensor.to(device, copy=True)
+        shape = (batch_size, *tensor.shape[1:])
+        if not tensor.is_floating_point():
+            return tensor[:1].expand(shape).to(device, copy=True)
+        images = channels_last and tensor.dim() in (4, 5)
+        order = (torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d) if images else None
+        made = torch.empty(shape, dtype=tensor.dtype, device=device, memory_format=order or torch.contiguous_format)
+        return made.normal_()
+
+    return mapped(batch, grow)
+
+
+def _items(dataset: Any) -> Iterator[Any]:
+    if isinstance(dataset, IterableDataset):
+        return iter(dataset)
+    return (dataset[index] for index in range(len(dataset)))
+
+
+def _grows(few: Any, more: Any) -> bool:
+    """Whether a batch differs from a smaller one in the first dimension of its tensors alone."""
+    shapes: list[list[torch.Size]] = []
+    for batch in (few, more):
+        found: list[torch.Size] = []
+        mapped(batch, lambda tensor, found=found: found.append(tensor.shape) or tensor)  # type: ignore[misc]
+        shapes.append(found)
+    first, second = shapes
+    if not first or len(first) != len(second):
+        return False
+    pairs = list(zip(first, second, strict=True))
+    same = [before[1:] == after[1:] and before[:1] in ((), (EXAMPLE_ITEMS,)) for before, after in pairs]
+    return all(same) and any(after[:1] == (_MORE_ITEMS,) for after in second)

@@ -1,0 +1,44 @@
+"""Search over a predicate: any edge is found, whatever the guess."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.tune.bracket import Bracket, bisected, close, doubled
+
+EDGES = st.integers(0, 5000)
+GUESSES = st.integers(1, 6000)
+
+
+@given(EDGES, GUESSES)
+def test_a_closed_bracket_has_the_edge_in_it_and_is_as_tight_as_asked(edge: int, guess: int) -> None:
+    tried: list[int] = []
+    found = close(lambda size: tried.append(size) or size <= edge, guess=guess, ceiling=10**6)  # type: ignore[func-returns-value]
+    assert found.failed is not None
+    assert found.ran <= edge < found.failed
+    assert found.failed - found.ran <= max(1, int(found.ran * 0.01))
+    assert len(tried) == len(set(tried)), "no size is tried twice"
+
+
+@given(st.integers(1, 5000))
+def test_a_perfect_guess_takes_two_tries(edge: int) -> None:
+    tried: list[int] = []
+    close(lambda size: tried.append(size) or size <= edge, guess=edge, ceiling=10**6)  # type: ignore[func-returns-value]
+    assert len(tried) == 2
+
+
+@given(EDGES, GUESSES, st.integers(1, 300))
+def test_the_ceiling_is_never_passed(edge: int, guess: int, ceiling: int) -> None:
+    tried: list[int] = []
+    found = close(lambda size: tried.append(size) or size <= edge, guess=guess, ceiling=ceiling)  # type: ignore[func-returns-value]
+    assert max(tried) <= ceiling
+    if edge >= ceiling:
+        assert found == Bracket(ran=ceiling, failed=None)
+
+
+@given(EDGES, st.sampled_from([1, 32, 1000]))
+def test_doubling_then_bisection_finds_the_edge(edge: int, start: int) -> None:
+    wide = doubled(lambda size: size <= edge, start=start, ceiling=10**6)
+    assert wide.failed is not None
+    assert wide.ran <= edge < wide.failed
+    tight = bisected(lambda size: size <= edge, wide, tolerance=0)
+    assert tight.ran == edge
