@@ -7,6 +7,48 @@ from stoker.records import Record
 Kind = Literal["tensor", "scratch", "workspace"]
 
 
+class Reduction(Record, frozen=True):
+    """A sum over rows, split over the whole GPU: each block of threads leaves its part in a common buffer.
+
+    So many sums, of so many rows, each a fixed count and one for each item of the batch. Torch splits until every
+    multiprocessor has work, so the buffer grows with the batch at first and then no more.
+    """
+
+    sums: int
+    rows: int
+    threads: int
+    sums_an_item: int = 0
+    rows_an_item: int = 0
+
+    def at(self, batch_size: int) -> int:
+        sums, rows = self.sums + self.sums_an_item * batch_size, self.rows + self.rows_an_item * batch_size
+        together = next(count for count in (4, 2, 1) if sums % count == 0)
+        most = _BLOCK_THREADS // together
+        wide = min(_power_of_two(sums // together, most), _WARP)
+        high = min(_power_of_two(rows, most), most // wide)
+        wide = min(_power_of_two(sums // together, most), most // high)
+        if rows < min(high * _LEAST_ROWS, _MOST_ROWS):
+            return 0
+        each = -(-rows // high)
+        blocks = -(-(sums // together) // wide)
+        target = self.threads // (wide * high)
+        if each < _MOST_ROWS or blocks > target:
+            return 0
+        split = max(min(-(-target // blocks), -(-each // _LEAST_ROWS)), -(-each // _MOST_ROWS))
+        return _SUM_BYTES * sums * split * wide * together if split > 1 else 0
+
+
+_BLOCK_THREADS, _WARP = 512, 32
+_LEAST_ROWS, _MOST_ROWS = 16, 256
+"""A thread adds up at least and, where it can be had, at most so many rows."""
+_SUM_BYTES = 4
+
+
+def _power_of_two(count: int, most: int) -> int:
+    """The largest power of two that is not above a count, nor above `most`."""
+    return most if count >= most else 1 << (max(1, count).bit_length() - 1)
+
+
 class Storage(Record, frozen=True):
     """One piece of memory: so many bytes, so many more for each item of the batch, and for each pair of items.
 
@@ -19,8 +61,11 @@ class Storage(Record, frozen=True):
     square_bytes: float = 0.0
     kind: Kind = "tensor"
     operator: str = ""
+    reduction: Reduction | None = None
 
     def at(self, batch_size: int) -> int:
+        if self.reduction is not None:
+            return self.reduction.at(batch_size)
         return self.fixed_bytes + round(self.item_bytes * batch_size + self.square_bytes * batch_size**2)
 
 

@@ -48,7 +48,7 @@ def record(
         model = passes.make_model(workload)
     example = _example(workload)
     validation = _example(workload, "validation") if validate and workload.validation is not None else example
-    log = Recorder()
+    log = Recorder(card)
     with fake_cuda.fake_tensors(), log:
         fake_cuda.to_fake_cuda(model, log.born).train(mode == "train")
         step = _Step(workload, model, mode, precision, optimizer)

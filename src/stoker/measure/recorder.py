@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.measure import attention, recurrent, scratch
-from stoker.measure.allocation_log import Kind, Storage
+from stoker.measure.allocation_log import Kind, Reduction, Storage
+from stoker.measure.architectures import Architecture
 from stoker.measure.fake_cuda import CUDA, META, Engine
 from stoker.measure.fused_layers import WRITTEN_OUT
 from stoker.measure.outputs import returned
@@ -36,9 +37,10 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = WRITTEN_OUT | recurrent.WHOLE
 class Recorder(TorchDispatchMode):
     """The log of a step while it is written."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: Architecture) -> None:
         mode: Any = super()
         mode.__init__()
+        self._threads = architecture.threads
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self._numbers: dict[int, int] = {}
@@ -136,6 +138,20 @@ class Recorder(TorchDispatchMode):
         """Memory that a kernel takes for itself, one piece of these sizes together; call the result to give it back."""
         number = self._new(sizes, kind)
         return lambda: self.events.append(-number - 1)
+
+    def summed(self, sums: int, rows: int) -> None:
+        """What a sum over rows takes for its parts, and gives back."""
+        of_sums, of_rows = (divmod(count, TRACED_BATCH) for count in (sums, rows))
+        reduction = Reduction(
+            sums=sums if of_sums[1] else 0,
+            rows=rows if of_rows[1] else 0,
+            sums_an_item=0 if of_sums[1] else of_sums[0],
+            rows_an_item=0 if of_rows[1] else of_rows[0],
+            threads=self._threads,
+        )
+        number = len(self.storages)
+        self.storages.append(Storage(fixed_bytes=0, operator=self._operator, reduction=reduction))
+        self.events += [number, -number - 1]
 
     def _summed_in_place(self, func: Any, args: Any, result: Any) -> bool:
         """The engine adds gradients in place where it holds the last reference, but never under a dispatch mode."""

@@ -1,6 +1,7 @@
 """What kernels take for themselves and give back before they return: in no output, but it counts at the peak."""
 
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from stoker.measure.outputs import returned
 if TYPE_CHECKING:
     from stoker.measure.recorder import Recorder
 
+_BLOCK = 64
 aten = torch.ops.aten
 Kernel = Callable[["Recorder", Any, Any, Any], Any]
 
@@ -23,24 +25,23 @@ def size_of(tensor: Any) -> int:
 
 
 def _efficient_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """In full precision the row sums of (gradient x output) are made outside the kernel; in half precision the query's
-    gradient is gathered in full precision, in blocks of 64 rows."""
+    """In full precision the row sums of (gradient x output) are made outside the kernel. The query's gradient is
+    gathered in blocks of 64 rows and columns, each with a lock of 16 bytes."""
     gradient, query, _, _, _, out = args[:6]
-    gives = []
-    if not gradient.transpose(1, 2).is_contiguous():
-        gives.append(log.taken(size_of(gradient)))
+    gives = _contiguous(log, gradient.transpose(1, 2))
     result = returned(func, args, kwargs)
     log.born(result)
-    rows = 4 * query.shape[0] * query.shape[1] * query.shape[2]
+    batch, heads, length, width = query.shape
+    rows = 4 * batch * heads * length
     if query.dtype == torch.float32:
         product, sums, turned = log.taken(size_of(out)), log.taken(rows), log.taken(rows)
-        product()
         sums()
+        product()
         gives.append(turned)
     else:
-        blocks = -(-query.shape[2] // 64) * 64
         gives.append(log.taken(rows))
-        gives.append(log.taken(4 * query.shape[0] * query.shape[1] * blocks * -(-query.shape[3] // 64) * 64))
+    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
+    gives.append(log.taken(batch * heads * blocks * (4 * _BLOCK**2 + 16)))
     for give in gives:
         give()
     return result
@@ -76,6 +77,51 @@ def _cudnn_attention_backward(log: "Recorder", func: Any, args: Any, kwargs: Any
     return result
 
 
+# ---------------------------------------------------------------- norms and sums
+
+
+def _contiguous(log: "Recorder", *tensors: Any) -> list[Callable[[], None]]:
+    """Copies of what is not contiguous, for kernels that want it so."""
+    return [log.taken(size_of(tensor)) for tensor in tensors if not tensor.is_contiguous()]
+
+
+def _wants_contiguous(count: int) -> Kernel:
+    """A kernel that copies its first operands where they are not contiguous."""
+
+    def run(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+        gives = _contiguous(log, *args[:count])
+        result = returned(func, args, kwargs)
+        log.born(result)
+        for give in gives:
+            give()
+        return result
+
+    return run
+
+
+def _layer_norm_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The input is copied before the gradients are made, the output's gradient after."""
+    gradient, x = args[:2]
+    gives = _contiguous(log, x)
+    result = returned(func, args, kwargs)
+    log.born(result)
+    for give in (*_contiguous(log, gradient), *gives):
+        give()
+    return result
+
+
+def _sum(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Over leading dimensions, sums lie side by side in memory and their parts go through a common buffer."""
+    x, axes = args[0], args[1] if len(args) > 1 else None
+    result = returned(func, args, kwargs)
+    log.born(result)
+    axes = sorted(axis % x.dim() for axis in axes) if axes and x.dim() else []
+    if axes == list(range(len(axes))) and 0 < len(axes) < x.dim() and x.is_contiguous() and x.numel():
+        rows = prod(x.shape[: len(axes)])
+        log.summed(x.numel() // rows, rows)
+    return result
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -97,4 +143,14 @@ KERNELS: dict[Any, Kernel] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_layer_norm.default: _wants_contiguous(1),
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm.default: _wants_contiguous(1),
+    aten.native_group_norm_backward.default: _wants_contiguous(2),
+    aten._softmax.default: _wants_contiguous(1),
+    aten._softmax_backward_data.default: _wants_contiguous(2),
+    aten._log_softmax.default: _wants_contiguous(1),
+    aten._log_softmax_backward_data.default: _wants_contiguous(2),
+    aten.sum.dim_IntList: _sum,
+    aten.mean.dim: _sum,
 }
