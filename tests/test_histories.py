@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
@@ -138,3 +139,17 @@ def test_a_peak_is_the_most_that_is_alive_at_any_birth(pieces: list[tuple[int, i
          for now in range(len(lives))), default=0
     )  # fmt: skip
     assert peak(lives).size == most
+
+
+# ---------------------------------------------------------------- recorded on an H200
+
+
+@pytest.mark.parametrize("name", ["alexnet-train", "resnet18-train", "resnet18-infer"])
+def test_recorded_runs_replay_to_their_recorded_peaks(name: str) -> None:
+    """Each was capped, so that the cache was emptied and workspaces were refused on the way."""
+    history = load(Path(__file__).parent / "histories" / f"{name}.json.gz")
+    again = replay_history(history)
+    assert again.fits
+    assert again.allocated_peak_bytes == pytest.approx(history.stats.allocated_peak, rel=0.01)
+    assert again.reserved_peak_bytes == pytest.approx(history.stats.reserved_peak, rel=0.01)
+    assert again.retries == history.stats.retries

@@ -17,6 +17,8 @@ MIDDLE_SEGMENT_BYTES = 20 * _MIB
 LARGE_ROUND_BYTES = 2 * _MIB
 _GAP_BYTES = 512 * _MIB
 """Between the addresses of two segments, so that blocks of different ones never touch."""
+_HIGHEST_ADDRESS = 2**62
+"""The driver hands out addresses from above downwards, which decides between two fits of one size."""
 
 
 class OutOfMemory(Exception):
@@ -62,7 +64,7 @@ class Allocator:
         self.allocated_bytes = self.allocated_peak_bytes = 0
         self.retries = 0
         self._cached: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
-        self._next_address = _GAP_BYTES
+        self._lowest_address = _HIGHEST_ADDRESS
 
     def allocate(self, request_bytes: int) -> Block:
         size = rounded(request_bytes)
@@ -111,9 +113,8 @@ class Allocator:
                 raise OutOfMemory
         self.reserved_bytes += wanted
         self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
-        block = Block(wanted, self._next_address, small=small)
-        self._next_address += wanted + _GAP_BYTES
-        return block
+        self._lowest_address -= wanted + _GAP_BYTES
+        return Block(wanted, self._lowest_address, small=small)
 
     def _split(self, block: Block, size: int) -> None:
         """Keep `size` bytes of a block and cache the rest, where the rest is worth keeping apart."""

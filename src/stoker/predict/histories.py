@@ -67,6 +67,8 @@ def replay_history(history: History) -> Replay:
                 blocks[address] = allocator.allocate(size)
             elif action == "free_completed" and address in blocks:
                 allocator.release(blocks.pop(address))
+            elif action == "oom":
+                _refused(allocator, size)
         except OutOfMemory:
             fits = False
             break
@@ -77,6 +79,14 @@ def replay_history(history: History) -> Replay:
         reserved_peak_bytes=allocator.reserved_peak_bytes,
         retries=allocator.retries,
     )
+
+
+def _refused(allocator: Allocator, size: int) -> None:
+    """A request that failed, and that the run survived: a convolution's workspace. It empties the cache all the same."""
+    try:
+        allocator.release(allocator.allocate(size))
+    except OutOfMemory:
+        return
 
 
 # ---------------------------------------------------------------- lives of pieces of memory
