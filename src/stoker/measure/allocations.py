@@ -98,8 +98,9 @@ class _Step:
         if self._mode == "infer":
             self.infer(example)
             return
+        batch = _inflated(example)  # a loop holds on to its batch to the end of the step
         with self._autocast():
-            loss = self._loss(_inflated(example))
+            loss = self._loss(batch)
         if loss is None:
             return
         assert self._optimizer is not None

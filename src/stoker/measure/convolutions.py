@@ -1,11 +1,16 @@
 """What cuDNN takes for a convolution and gives back: rules read off recorded allocations, the same for every model.
 
 Its kernels want channels last. Operands in torch's usual layout are copied into the workspace with their channels
-rounded up to 16 bytes: what is read, what is written, and the weights where the kernel is more than a point. A
-convolution by points alone, step 1, is a matrix product as it stands and copies nothing; the gradient of its weights is
-made for each item apart and then summed. Other gradients of weights are split over the multiprocessors.
+rounded up to 16 bytes: what is read, what is written, and the weights where the kernel is more than a point. Not so:
 
-All of it is `scratch`: where there is no room cuDNN has a plan that does without.
+- By points and step 1 it is a matrix product as it stands, if rows begin where they should or the weights are few. The
+  gradient of its weights is then made for each item apart, and summed.
+- Images of three or four channels have kernels of their own: 3 by 3 (and smaller) takes nothing, 7 by 7 reads the
+  channels as they are.
+- From few channels to many, the output is written in its place at once.
+
+Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
+a plan that does without.
 """
 
 from math import prod
@@ -23,8 +28,12 @@ _TILE_SIDE = 128
 _MULTIPROCESSORS = 132
 _SUM_BYTES = 4
 """Sums are kept in full precision."""
-_WORTH_SUMMING_ITEMS = 2.5
+_WORTH_SUMMING_ITEMS = 1.5
 """Gradients of items apart are taken up to so many times the room that copies would need."""
+_MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
+"""From so many on, a product whose rows do not begin where they should is worth a copy."""
+_IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 3, 7
+_FEW_CHANNELS, _MANY_CHANNELS = 64, 128
 
 
 def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
@@ -35,7 +44,7 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     stride, transposed, groups = args[3], args[6], args[8]
     if groups == 1 and not _last(x, weight):
         ends = (result, x) if transposed else (x, result)
-        _take(log, _data_sizes(*ends, weight, stride))
+        _take(log, _output_sizes(*ends, weight, stride))
     for copy in copies:
         copy()
     return result
@@ -54,7 +63,7 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     else:
         if result[0] is not None:
             log.born(result[0])
-            _take(log, () if last else _data_sizes(*ends, weight, stride))
+            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD))
         if result[1] is not None:
             log.born(result[1])
             _take(log, _weight_sizes(*ends, weight, stride, last=last))
@@ -92,21 +101,36 @@ def _is_points(weight: Any) -> bool:
     return all(side == 1 for side in weight.shape[2:])
 
 
-def _is_product(x: Any, weight: Any, stride: Any) -> bool:
-    """Whether it is a matrix product as it stands: by points, step 1, with rows that begin where they should."""
+def _is_product(x: Any, weight: Any, stride: Any, many: int) -> bool:
+    """Whether it is a matrix product as it stands."""
     aligned = prod(x.shape[2:]) * x.element_size() % _ALIGNED_BYTES == 0
-    return _is_points(weight) and all(step == 1 for step in stride) and aligned
+    return _is_points(weight) and all(step == 1 for step in stride) and (aligned or weight.numel() < many)
 
 
-def _data_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
-    """For the output, and for the input's gradient."""
-    if _is_product(x, weight, stride):
+def _copies(x: Any, y: Any, weight: Any, stride: Any, many: int) -> tuple[int, ...]:
+    if _is_product(x, weight, stride, many):
         return ()
     return (_bytes(x), _bytes(y)) if _is_points(weight) else (_bytes(x), _bytes(y), _bytes(weight))
 
 
+def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
+    sizes = _copies(x, y, weight, stride, _MANY_WEIGHTS)
+    if not sizes or _is_points(weight):
+        return sizes
+    side = max(weight.shape[2:])
+    if x.shape[1] <= _IMAGE_CHANNELS and side <= _IMAGE_SIDE:
+        return ()
+    if x.shape[1] <= _IMAGE_CHANNELS and side == _IMAGE_WIDE_SIDE and x.element_size() == _SUM_BYTES:
+        return tuple(one.numel() * one.element_size() for one in (x, y, weight))
+    if x.shape[1] <= _FEW_CHANNELS and y.shape[1] >= _MANY_CHANNELS and side == _IMAGE_SIDE:
+        return sizes[0], sizes[2]
+    return sizes
+
+
 def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, *, last: bool) -> tuple[int, ...]:
     """For the gradient of the weights."""
+    if x.shape[1] <= _IMAGE_CHANNELS and max(weight.shape[2:]) <= _IMAGE_SIDE:
+        return ()
     apart = x.shape[0] * weight.numel() * _SUM_BYTES
     copies = () if last else (_bytes(x), _bytes(y))
     by_points = _is_points(weight) and all(step == 1 for step in stride)
@@ -116,8 +140,13 @@ def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, *, last: bool) -> tu
 
 
 def _partial_bytes(weight: Any) -> int:
-    """Sums over part of the items, one for each multiprocessor that has no tile of its own, and the whole."""
-    rows, columns = weight.shape[0], prod(weight.shape[1:])
-    tiles = -(-rows // _TILE_SIDE) * -(-columns // _TILE_SIDE)
-    whole = weight.numel() * _SUM_BYTES
-    return int(whole + min(_MULTIPROCESSORS // tiles * whole, _MULTIPROCESSORS * _TILE_SIDE**2 * _SUM_BYTES))
+    """Sums over part of the items for multiprocessors that have no tile of their own, and, for more than points, the
+    whole. Half precision takes larger tiles, and has less to split."""
+    tiles = -(-weight.shape[0] // _TILE_SIDE) * -(-prod(weight.shape[1:]) // _TILE_SIDE)
+    half = weight.element_size() < _SUM_BYTES
+    whole = 0 if _is_points(weight) else weight.numel() * weight.element_size()
+    splits = _MULTIPROCESSORS // (tiles * (4 if half else 1))
+    most = _MULTIPROCESSORS * _TILE_SIDE**2 * _SUM_BYTES
+    if splits > 1:
+        return int(whole + min(splits * weight.numel() * _SUM_BYTES, most))
+    return whole if half or _is_points(weight) else whole + most

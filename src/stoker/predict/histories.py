@@ -82,7 +82,7 @@ def replay_history(history: History) -> Replay:
 
 
 def _refused(allocator: Allocator, size: int) -> None:
-    """A request that failed, and that the run survived: a convolution's workspace. It empties the cache all the same."""
+    """A request that failed and that the run survived, as a convolution can. It empties the cache all the same."""
     try:
         allocator.release(allocator.allocate(size))
     except OutOfMemory:
