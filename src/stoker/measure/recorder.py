@@ -18,6 +18,8 @@ from stoker.measure.outputs import returned
 TRACED_BATCH = 251
 """A prime: a size that it divides grows with the batch, one that its square divides with the square of it."""
 
+_FUSED_WORKSPACE_BYTES = 2**20
+
 aten = torch.ops.aten
 _DEVICE_QUESTION = torch.ops.prim.device.default
 _MATRIX_PRODUCTS = frozenset(
@@ -46,7 +48,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: dict[int, int] = {}
         self._passed_on: set[int] = set()
         self._fixed_sizes: set[int] = set()
-        self._with_workspace: set[bool] = set()
+        self._with_workspace: set[str] = set()
         self._operator = "init"
         self._constant = True
 
@@ -82,7 +84,7 @@ class Recorder(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
         if func in _MATRIX_PRODUCTS:
-            self._take_workspace()
+            self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         kernel = _KERNELS.get(func)
         if kernel is not None:
             return kernel(self, func, args, kwargs)
@@ -168,12 +170,17 @@ class Recorder(TorchDispatchMode):
         weakref.finalize(new, self._died, new._cdata)
         return True
 
-    def _take_workspace(self) -> None:
-        """cuBLAS has one for each handle, and the engine's thread has a handle of its own."""
-        backward = Engine.state is not None
-        if backward not in self._with_workspace:
-            self._with_workspace.add(backward)
+    def _take_workspace(self, *, fused: bool) -> None:
+        """cuBLAS has one for each handle, and the engine's thread has a handle of its own; products that add a bias on
+        the way go through cuBLASLt, which has another."""
+        thread = "backward" if Engine.state else "forward"
+        if thread not in self._with_workspace:
+            self._with_workspace.add(thread)
             self.storages.append(Storage(fixed_bytes=0, kind="workspace", operator=self._operator))
+            self.events.append(len(self.storages) - 1)
+        if fused and f"fused {thread}" not in self._with_workspace:
+            self._with_workspace.add(f"fused {thread}")
+            self.storages.append(Storage(fixed_bytes=_FUSED_WORKSPACE_BYTES, operator=self._operator))
             self.events.append(len(self.storages) - 1)
 
 
