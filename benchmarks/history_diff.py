@@ -23,7 +23,7 @@ from stoker.units import format_bytes, parse_bytes
 
 
 def log_of(history: History) -> AllocationLog:
-    source = Named(spec=history.name, data="device")
+    source = Named(spec=history.name, data=None if ":" in history.name else "device")
     ended = isolate.run(
         _record, (source, history.mode, history.precision, history.optimizer), kind=AllocationLog, stall_s=300
     )

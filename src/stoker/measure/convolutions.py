@@ -5,8 +5,8 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
 
 - By points and step 1 it is a matrix product as it stands, if rows begin where they should or the weights are few. The
   gradient of its weights is then made for each item apart, and summed.
-- Images of three or four channels have kernels of their own: 3 by 3 (and smaller) takes nothing, 7 by 7 reads the
-  channels as they are.
+- Images of three or four channels have kernels of their own: up to 4 by 4 takes nothing, 7 by 7 reads the channels as
+  they are.
 - From few channels to many, the output is written in its place at once.
 
 Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
@@ -32,15 +32,15 @@ _WORTH_SUMMING_ITEMS = 1.5
 """Gradients of items apart are taken up to so many times the room that copies would need."""
 _MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
 """From so many on, a product whose rows do not begin where they should is worth a copy."""
-_IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 3, 7
-_FEW_CHANNELS, _MANY_CHANNELS = 64, 128
+_IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 4, 7
+_FEW_CHANNELS, _MANY_CHANNELS, _WRITTEN_SIDE = 64, 128, 3
 
 
 def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = args[:2]
-    copies = [] if _last(x, weight) else _copied(log, x)
     result = returned(func, args, kwargs)
     log.born(result)
+    copies = _copied(log, x, weight, last=_last(x, weight))
     stride, transposed, groups = args[3], args[6], args[8]
     if groups == 1 and not _last(x, weight):
         ends = (result, x) if transposed else (x, result)
@@ -55,7 +55,7 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     gradient, x, weight = args[:3]
     stride, transposed, groups = args[4], args[7], args[9]
     last = _last(x, weight)
-    copies = [] if last else [*_copied(log, gradient), *_copied(log, x)]
+    copies = _copied(log, gradient, x, weight, last=last)
     result = returned(func, args, kwargs)
     ends = (gradient, x) if transposed else (x, gradient)
     if groups > 1:
@@ -68,6 +68,8 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
             log.born(result[1])
             _take(log, _weight_sizes(*ends, weight, stride, last=last))
         log.born(result[2])
+    if result[2] is not None and last:
+        log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
     for copy in copies:
         copy()
     return result
@@ -78,9 +80,11 @@ def _take(log: "Recorder", sizes: tuple[int, ...]) -> None:
         log.taken(*sizes, kind="scratch")()
 
 
-def _copied(log: "Recorder", tensor: Any) -> list[Any]:
-    """What is not contiguous is copied before cuDNN sees it."""
-    return [] if tensor.is_contiguous() else [log.taken(tensor.numel() * tensor.element_size())]
+def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
+    """What does not have the layout of the whole is copied before cuDNN sees it."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    others = [one for one in tensors if not one.is_contiguous(memory_format=layout)]
+    return [log.taken(one.numel() * one.element_size()) for one in others]
 
 
 def _last(x: Any, weight: Any) -> bool:
@@ -122,7 +126,7 @@ def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
         return ()
     if x.shape[1] <= _IMAGE_CHANNELS and side == _IMAGE_WIDE_SIDE and x.element_size() == _SUM_BYTES:
         return tuple(one.numel() * one.element_size() for one in (x, y, weight))
-    if x.shape[1] <= _FEW_CHANNELS and y.shape[1] >= _MANY_CHANNELS and side == _IMAGE_SIDE:
+    if x.shape[1] <= _FEW_CHANNELS and y.shape[1] >= _MANY_CHANNELS and side == _WRITTEN_SIDE:
         return sizes[0], sizes[2]
     return sizes
 

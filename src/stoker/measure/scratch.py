@@ -115,11 +115,17 @@ def _sum(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     x, axes = args[0], args[1] if len(args) > 1 else None
     result = returned(func, args, kwargs)
     log.born(result)
-    axes = sorted(axis % x.dim() for axis in axes) if axes and x.dim() else []
-    if axes == list(range(len(axes))) and 0 < len(axes) < x.dim() and x.is_contiguous() and x.numel():
-        rows = prod(x.shape[: len(axes)])
+    axes = {axis % x.dim() for axis in axes} if axes and x.dim() else set()
+    if 0 < len(axes) < x.dim() and x.numel() and axes == set(_outermost(x)[: len(axes)]):
+        rows = prod(x.shape[axis] for axis in axes)
         log.summed(x.numel() // rows, rows)
     return result
+
+
+def _outermost(x: Any) -> list[int]:
+    """The dimensions of a tensor in the order of memory, the widest apart first."""
+    strides = x.stride()
+    return sorted(range(x.dim()), key=lambda axis: (-strides[axis], axis))
 
 
 # ---------------------------------------------------------------- tables
