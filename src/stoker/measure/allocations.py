@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from stoker.errors import InputError
-from stoker.measure import attention, fake_cuda, recurrent
+from stoker.measure import attention, fake_cuda, masks, recurrent
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import DEFAULT_GPU, architecture
 from stoker.measure.fake_cuda import CUDA
@@ -48,6 +48,7 @@ def record(
         model = passes.make_model(workload)
     example = _example(workload)
     validation = _example(workload, "validation") if validate and workload.validation is not None else example
+    masks.answer_from(example)
     log = Recorder(card)
     with fake_cuda.fake_tensors(), log:
         fake_cuda.to_fake_cuda(model, log.born).train(mode == "train")

@@ -42,13 +42,13 @@ class Recorder(TorchDispatchMode):
     def __init__(self, architecture: Architecture) -> None:
         mode: Any = super()
         mode.__init__()
-        self._threads = architecture.threads
+        self.threads = architecture.threads
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self._numbers: dict[int, int] = {}
         self._passed_on: set[int] = set()
         self._fixed_sizes: set[int] = set()
-        self._with_workspace: set[str] = set()
+        self._kept: set[str] = set()
         self._operator = "init"
         self._constant = True
 
@@ -149,7 +149,7 @@ class Recorder(TorchDispatchMode):
             rows=rows if of_rows[1] else 0,
             sums_an_item=0 if of_sums[1] else of_sums[0],
             rows_an_item=0 if of_rows[1] else of_rows[0],
-            threads=self._threads,
+            threads=self.threads,
         )
         number = len(self.storages)
         self.storages.append(Storage(fixed_bytes=0, operator=self._operator, reduction=reduction))
@@ -174,13 +174,15 @@ class Recorder(TorchDispatchMode):
         """cuBLAS has one for each handle, and the engine's thread has a handle of its own; products that add a bias on
         the way go through cuBLASLt, which has another."""
         thread = "backward" if Engine.state else "forward"
-        if thread not in self._with_workspace:
-            self._with_workspace.add(thread)
-            self.storages.append(Storage(fixed_bytes=0, kind="workspace", operator=self._operator))
-            self.events.append(len(self.storages) - 1)
-        if fused and f"fused {thread}" not in self._with_workspace:
-            self._with_workspace.add(f"fused {thread}")
-            self.storages.append(Storage(fixed_bytes=_FUSED_WORKSPACE_BYTES, operator=self._operator))
+        self.kept_once(f"products {thread}", 0, kind="workspace")
+        if fused:
+            self.kept_once(f"fused products {thread}", _FUSED_WORKSPACE_BYTES)
+
+    def kept_once(self, what: str, size: int, kind: Kind = "tensor") -> None:
+        """Memory of a fixed size that a kernel takes at its first use and never gives back."""
+        if what not in self._kept:
+            self._kept.add(what)
+            self.storages.append(Storage(fixed_bytes=size, kind=kind, operator=self._operator))
             self.events.append(len(self.storages) - 1)
 
 

@@ -1,7 +1,8 @@
 """Recurrent layers as cuDNN runs them: torch's own choice asks the device, and says nothing of what cuDNN keeps.
 
-cuDNN publishes no formula. What is told here is what the layer's backward pass cannot do without: the gates' outputs
-and the cell of every time step, the outputs of every layer but the last, and room for one layer's gates at work.
+cuDNN publishes no formula. What it keeps for the backward pass was read off a recorded LSTM: the gates and the cell of
+every time step, the outputs of every layer but the last, and a bit for each value that dropout may drop. Its workspace,
+and both for other cells, are told by analogy.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,10 @@ UNSEEN = "what cuDNN keeps for recurrent layers, which is estimated"
 aten = torch.ops.aten
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
-_KEPT = {0: 1, 1: 1, 2: 6, 3: 5}
-"""Values kept for each hidden unit and time step: the gates, an LSTM's cell before and after its tanh, and what a GRU's
-reset gate was multiplied with."""
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 4}
+"""Values kept for each hidden unit and time step: the gates, an LSTM's cell, what a GRU's reset gate multiplies."""
+_DROPOUT_STATE_BYTES = 24
+"""For each thread of the GPU."""
 _library: Any = None
 
 
@@ -104,13 +106,15 @@ class _Sizes:
     """The bytes that cuDNN takes for a call of `_cudnn_rnn`."""
 
     def __init__(self, x: Any, rest: Any) -> None:
-        mode, width, projected, layers, _, dropout, _, both_ways, batch_sizes = rest[:9]
+        mode, width, projected, layers, _, dropout, train, both_ways, batch_sizes = rest[:9]
         directions = 2 if both_ways else 1
         steps = x.shape[0] if batch_sizes else x.shape[0] * x.shape[1]
-        unit = steps * width * x.element_size()
-        between = steps * (projected or width) * directions * x.element_size() * (layers - 1)
-        self.reserve = _KEPT[mode] * unit * layers * directions + between * (2 if dropout else 1)
-        self.workspace = _GATES[mode] * unit * directions
+        unit = steps * width * x.element_size() * directions
+        between = steps * (projected or width) * directions * (layers - 1)
+        mask = between // 8 if dropout else 0
+        self.reserve = _KEPT[mode] * unit * layers + between * x.element_size() + mask
+        self.workspace = (_GATES[mode] + layers + (1 if train else 0)) * unit
+        self.has_dropout = bool(train and mask)
 
 
 def _forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
@@ -118,6 +122,8 @@ def _forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     _, width, projected, _, batch_first, _, train, both_ways, batch_sizes = args[6:15]
     sizes = _Sizes(x, args[6:])
     across = (projected or width) * (2 if both_ways else 1)
+    if sizes.has_dropout:
+        log.kept_once("dropout of recurrent layers", log.threads * _DROPOUT_STATE_BYTES)
     copied = log.taken(x.numel() * x.element_size()) if batch_first and not batch_sizes else None
     if batch_sizes:
         output = fresh((x.shape[0], across), x.dtype)
@@ -129,7 +135,7 @@ def _forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     last = fresh(hidden.shape, x.dtype)
     last_cell = fresh((0,), x.dtype) if cell is None else fresh(cell.shape, x.dtype)
     log.born((output, last, last_cell))
-    give = log.taken(sizes.workspace)
+    give = log.taken(sizes.workspace, _weight_bytes(args[1]))
     reserve = fresh((sizes.reserve if train else 0,), torch.uint8)
     log.born(reserve)
     give()
@@ -144,22 +150,28 @@ def _backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     batch_first, batch_sizes = args[14], args[18]
     sizes = _Sizes(x, args[10:])
     turned = batch_first and not batch_sizes
-    copies = [log.taken(x.numel() * x.element_size()), log.taken(args[6].numel() * x.element_size())] if turned else []
-    give = log.taken(sizes.workspace)
+    copies = [x, args[6]] if turned else []
+    gives = [log.taken(one.numel() * one.element_size()) for one in copies]
     grown = fresh(x.shape, x.dtype)
     states = fresh(hidden.shape, x.dtype), fresh((0,) if cell is None else cell.shape, x.dtype)
     log.born((grown, *states))
-    give()
+    for give in (log.taken(sizes.workspace, _weight_bytes(weights)), *gives):
+        give()
+    gives = [log.taken(one.numel() * one.element_size()) for one in copies[:1]]
     flat = fresh((sum(weight.numel() for weight in weights),), weights[0].dtype)
     log.born(flat)
-    log.taken(sizes.workspace)()
-    for copy in copies:
-        copy()
+    for give in (log.taken(sizes.workspace, _weight_bytes(weights)), *gives):
+        give()
     gradients, place = [], 0
     for weight in weights:
         gradients.append(flat.narrow(0, place, weight.numel()).view(weight.shape))
         place += weight.numel()
     return grown, *states, gradients
+
+
+def _weight_bytes(weights: Any) -> int:
+    """They are copied, turned, into the workspace."""
+    return int(sum(weight.numel() * weight.element_size() for weight in weights) * 3 // 2)
 
 
 KERNELS = {aten._cudnn_rnn.default: _forward, aten._cudnn_rnn_backward.default: _backward}
