@@ -14,9 +14,11 @@ import stoker
 from stoker.errors import InputError
 from stoker.measure import isolate
 from stoker.measure.allocation_log import AllocationLog, Storage
+from stoker.measure.trial import opened
 from stoker.predict.allocator import rounded
 from stoker.predict.memory import largest, replay
-from stoker.tune.limit import _record, limit
+from stoker.tune import traced
+from stoker.tune.limit import Question, limit
 
 pytestmark = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -31,8 +33,12 @@ def log_of(
     workload: stoker.Workload | str, mode: str, precision: str = "fp32", optimizer: str | None = None
 ) -> AllocationLog:
     source: Any = stoker.Named(spec=workload, data="device") if isinstance(workload, str) else workload
-    ended = isolate.run(_record, (source, mode, precision, optimizer), kind=tuple[str, AllocationLog])
-    return isolate.value(ended)[1]
+    question = Question(method="trace", precision=precision, optimizer=optimizer)  # type: ignore[arg-type]
+    return isolate.value(isolate.run(_logged, (source, mode, question), kind=AllocationLog))
+
+
+def _logged(source: Any, mode: Any, question: Question, emit: isolate.Emit) -> AllocationLog:
+    return traced.record(opened(source, mode, emit), mode, question, None)
 
 
 def vectors(model: Any, width: int = 1024, **parts: Any) -> stoker.Workload:

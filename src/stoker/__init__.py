@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from stoker.marks import stage
     from stoker.measure.trial import Named, profile
     from stoker.records import Extent, Machine, Setting, Trial
+    from stoker.tune.inside import prime
     from stoker.tune.limit import Limit, limit
     from stoker.workload.definition import Workload
     from stoker.workload.prepare import prepare
@@ -29,6 +30,7 @@ _HOMES = {
     "limit": ("stoker.tune.limit", "limit"),
     "load": ("stoker.workload.source", "load"),
     "prepare": ("stoker.workload.prepare", "prepare"),
+    "prime": ("stoker.tune.inside", "prime"),
     "profile": ("stoker.measure.trial", "profile"),
     "stage": ("stoker.marks", "stage"),
 }
@@ -46,6 +48,7 @@ __all__ = [
     "limit",
     "load",
     "prepare",
+    "prime",
     "profile",
     "stage",
 ]

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Generic, TypeVar
@@ -14,6 +15,7 @@ import torch
 from stoker.errors import StokerError
 from stoker.measure import outcomes
 from stoker.measure.clock import Nap, parse_device
+from stoker.measure.fake_cuda import LazyBuild
 from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
 from stoker.measure.steps import ModelStep
 from stoker.records import Mode, Outcome, Precision, Problem, Record, Setting
@@ -111,20 +113,23 @@ def _be_child(function: Callable[[], Any], write: int) -> None:
 class Cradle:
     """Where tries come from: a workload whose model has been made on the host, in a process that touches no device.
 
-    It computes with one thread: a pool of them would not survive the fork.
+    It computes with one thread: a pool of them would not survive the fork. A `lazy` model has zeros for its large
+    weights, which take neither time nor memory to make, where nobody asks what it computes.
     """
 
-    def __init__(self, workload: Workload, job: Job) -> None:
+    def __init__(self, workload: Workload, job: Job, *, lazy: bool = False) -> None:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self.workload, self.job = workload, job
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
+        self._lazy = lazy
 
     @property
     def model(self) -> torch.nn.Module:
         if self._model is None:
-            self._model = passes.make_model(self.workload)
+            with LazyBuild() if self._lazy else nullcontext():
+                self._model = passes.make_model(self.workload)
         return self._model
 
     def room(self) -> Forked[Room]:

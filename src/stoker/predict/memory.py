@@ -27,18 +27,23 @@ def replay(
     scratch: bool = True,
     workspace_bytes: int | None = None,
     steps: int = _STEPS,
+    primed: int | None = None,
 ) -> Replay:
-    """A fresh process that makes the model and runs a few steps at this batch size.
+    """A fresh process that makes the model and runs a few steps at this batch size, after one of `primed` items.
 
     With `scratch`, convolutions take their workspace where there is room for it; without, never. A log with validation
     has one pass of it after the steps, and another step after that.
     """
     allocator = Allocator(capacity_bytes)
     workspace = log.workspace_bytes if workspace_bytes is None else workspace_bytes
-    player = _Player(log, allocator, batch_size, scratch, workspace)
+    player = _Player(log, allocator, scratch, workspace)
     validation = (log.validate, log.steady) if log.validate else ()
     try:
-        for events in (log.init, log.first, *(log.steady,) * (steps - 1), *validation):
+        player.resize(primed or batch_size)
+        player.play(log.init)
+        player.play(log.first)
+        player.resize(batch_size)
+        for events in (*(log.steady,) * (steps if primed else steps - 1), *validation):
             player.play(events)
     except OutOfMemory:
         fits = False
@@ -54,18 +59,21 @@ def replay(
 
 
 class _Player:
-    """Plays events of a log against an allocator, with sizes for one batch size."""
+    """Plays events of a log against an allocator, with sizes for one batch size at a time."""
 
-    def __init__(
-        self, log: AllocationLog, allocator: Allocator, batch_size: int, scratch: bool, workspace_bytes: int
-    ) -> None:
-        self._allocator = allocator
-        self._sizes = [
-            workspace_bytes if storage.kind == "workspace" else storage.at(batch_size) for storage in log.storages
-        ]
+    def __init__(self, log: AllocationLog, allocator: Allocator, scratch: bool, workspace_bytes: int) -> None:
+        self._log, self._allocator, self._workspace_bytes = log, allocator, workspace_bytes
+        self._sizes: list[int] = []
         self._optional = {number for number, storage in enumerate(log.storages) if storage.kind == "scratch"}
         self._scratch = scratch
         self._live: dict[int, Block] = {}
+
+    def resize(self, batch_size: int) -> None:
+        """What is allocated from now on is of this batch size."""
+        self._sizes = [
+            self._workspace_bytes if storage.kind == "workspace" else storage.at(batch_size)
+            for storage in self._log.storages
+        ]
 
     def play(self, events: Iterable[int]) -> None:
         for event in events:

@@ -1,31 +1,45 @@
-"""The largest batch that fits a GPU, told without one: a step is logged on a fake device, and replayed."""
+"""The largest batch that fits: five ways to find it behind one interface."""
 
-import traceback
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, get_args
 
-from stoker.errors import InputError, StokerError
+import msgspec
+
+from stoker.errors import InputError
 from stoker.measure import isolate
-from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.outcomes import own_place
-from stoker.measure.trial import Named, OnEvent, opened
-from stoker.predict.memory import largest, replay
+from stoker.measure.architectures import architecture
+from stoker.measure.attempts import Probe
+from stoker.measure.trial import Named, OnEvent
 from stoker.records import Mode, Precision, Record
 from stoker.units import format_bytes, parse_bytes
 from stoker.workload.definition import Workload
 
-_UNLIMITED = 2**60
-_MARGIN_BELOW, _MARGIN_ABOVE = 0.04, 0.01
-"""How far the truth lay from the replay on the models whose maxima we have measured, outside its own two cases."""
+Method = Literal["auto", "trace", "two-point", "doubling", "search"]
+METHODS: tuple[Method, ...] = get_args(Method)
+_STALL_S = 600.0
+
+
+class Remedy(Record, frozen=True):
+    """What a change in the order of things would bring: the batch that it lets run, predicted and then run."""
+
+    what: str
+    how: str
+    predicted_batch: int | None
+    max_batch: int
 
 
 class Limit(Record, frozen=True):
-    """A batch size that should fit. `interval` is where we expect the true maximum; nothing here has been run."""
+    """A batch size that fits. `ran` says whether it was run; where not, `interval` is where we expect the true maximum.
+
+    A band, where sizes were tried: the largest below the first failure, and the last that failed or ran.
+    `comfortable_batch` needs no retry of the allocator, which would first give back all that it keeps at hand.
+    `predicted_batch` is what the trace had said before anything ran.
+    """
 
     max_batch: int
     interval: tuple[int, int]
-    comfortable_batch: int
-    method: str
+    comfortable_batch: int | None
+    method: Method
     gpu_memory_bytes: int
     peak_bytes_at_max: int
     bytes_per_item: int
@@ -34,105 +48,115 @@ class Limit(Record, frozen=True):
     mode: Mode
     precision: Precision
     optimizer: str | None
-    attention: tuple[str, ...]
-    unseen: tuple[str, ...]
-    seconds: float
+    ran: bool = False
+    memory: str = "GPU"
+    predicted_batch: int | None = None
+    predicted_interval: tuple[int, int] | None = None
+    probes: tuple[Probe, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    notes: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class Question(Record, frozen=True):
+    """What is asked of a method."""
+
+    method: Method
+    gpu_memory_bytes: int | None = None
+    reserve_bytes: int = 0
+    mode: Mode | None = None
+    precision: Precision = "fp32"
+    optimizer: str | None = None
+    device: str = "auto"
+    gpu: str | None = None
+    gpus: int = 1
+    validate: bool = False
+    cudnn_benchmark: bool = False
+    advise: bool = False
+    tolerance: float = 0.01
 
 
 def limit(
-    source: Workload | Named | str,
+    source: Any,
+    example: Any = None,
     *,
-    gpu_memory: int | str,
+    gpu_memory: int | str | None = None,
+    method: Method = "auto",
     mode: Mode | None = None,
     precision: Precision = "fp32",
-    optimizer: str | None = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    reserve: int | str = 0,
+    device: str = "auto",
+    gpu: str | None = None,
+    gpus: int = 1,
+    validate: bool = False,
+    cudnn_benchmark: bool = False,
+    advise: bool = False,
+    tolerance: float = 0.01,
     on_event: OnEvent | None = None,
 ) -> Limit:
-    """The largest batch for a GPU on which tensors may take `gpu_memory` (bytes, or `16GiB`). None is needed or used.
+    """The largest batch of a workload, of a model's name, or of a live model with an example batch.
 
-    `optimizer` (sgd, momentum, adam, adamw) stands in for the workload's own.
+    `gpu_memory` (bytes, or `16GiB`) is what tensors may take; without it, what the device has free. With no GPU here
+    and a `gpu_memory`, nothing is run: the answer is traced. `optimizer` (sgd, momentum, adam, adamw) stands in for the
+    workload's own. `reserve` is left free.
     """
     began = perf_counter()
-    gpu_memory_bytes = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    if gpu_memory_bytes < 1:
-        raise InputError(f"GPU memory must be at least 1 byte, got {gpu_memory_bytes}")
-    source = Named(spec=source) if isinstance(source, str) else source
-    ended = isolate.run(
-        _record, (source, mode, precision, optimizer), kind=tuple[Mode, AllocationLog], on_event=on_event, stall_s=300
-    )
-    mode, log = isolate.value(ended)
-    likely, without = (_largest(log, gpu_memory_bytes, scratch=scratch) for scratch in (True, False))
-    if likely == 0:
-        raise InputError(_too_large(log, gpu_memory_bytes))
-    at_most, half = (replay(log, batch, _UNLIMITED) for batch in (likely, max(1, likely // 2)))
-    items = at_most.batch_size - half.batch_size
-    per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
-    return Limit(
-        max_batch=likely,
-        interval=_interval(likely, without),
-        comfortable_batch=largest(lambda batch: _calm(log, batch, gpu_memory_bytes)),
-        method="trace",
-        gpu_memory_bytes=gpu_memory_bytes,
-        peak_bytes_at_max=at_most.allocated_peak_bytes,
-        bytes_per_item=per_item,
-        fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * likely),
-        workload=source.spec if isinstance(source, Named) else source.name,
+    question = Question(
+        method=method,
+        gpu_memory_bytes=_bytes(gpu_memory, "GPU memory", least=1) if gpu_memory is not None else None,
+        reserve_bytes=_bytes(reserve, "the reserve", least=0),
         mode=mode,
         precision=precision,
-        optimizer=optimizer,
-        attention=log.attention,
-        unseen=log.unseen,
-        seconds=perf_counter() - began,
+        optimizer=optimizer if isinstance(optimizer, str) else None,
+        device=device,
+        gpu=gpu,
+        gpus=gpus,
+        validate=validate,
+        cudnn_benchmark=cudnn_benchmark,
+        advise=advise,
+        tolerance=tolerance,
     )
+    _check(question)
+    if not isinstance(source, str | Named | Workload):
+        from stoker.tune.inside import limit_inside
+
+        live = None if isinstance(optimizer, str) else optimizer
+        found = limit_inside(source, example, question, loss=loss, optimizer=live, on_event=on_event)
+    else:
+        found = _elsewhere(Named(spec=source) if isinstance(source, str) else source, question, on_event)
+    return msgspec.structs.replace(found, seconds=perf_counter() - began)
 
 
-def _largest(log: AllocationLog, gpu_memory_bytes: int, *, scratch: bool) -> int:
-    return largest(lambda batch: replay(log, batch, gpu_memory_bytes, scratch=scratch).fits)
+def _elsewhere(source: Workload | Named, question: Question, on_event: OnEvent | None) -> Limit:
+    """In a process of its own."""
+    from stoker.tune.tried import answer
+
+    ended = isolate.run(answer, (source, question), kind=Limit, on_event=on_event, stall_s=_STALL_S)
+    return isolate.value(ended)
 
 
-def _calm(log: AllocationLog, batch_size: int, gpu_memory_bytes: int) -> bool:
-    """Whether it fits without the allocator ever having to return its cache and try again."""
-    found = replay(log, batch_size, gpu_memory_bytes)
-    return found.fits and not found.retries
+def _bytes(amount: int | str, what: str, *, least: int) -> int:
+    count = parse_bytes(amount) if isinstance(amount, str) else amount
+    if count < least:
+        raise InputError(f"{what} must be at least {least} byte{'s' if least != 1 else ''}, got {count}")
+    return count
 
 
-def _interval(likely: int, without: int) -> tuple[int, int]:
-    low, high = sorted((likely, without))
-    return max(1, int(low * (1 - _MARGIN_BELOW))), -int(-high * (1 + _MARGIN_ABOVE) // 1)
-
-
-def _too_large(log: AllocationLog, gpu_memory_bytes: int) -> str:
-    needed = replay(log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes
-    return (
-        f"not even a batch of 1 fits in {format_bytes(gpu_memory_bytes)}: it needs about {format_bytes(needed)}; "
-        "bf16, an optimizer with less state, activation checkpointing or a larger GPU would help"
-    )
-
-
-def _record(
-    source: Workload | Named, mode: Mode | None, precision: Precision, optimizer: str | None, emit: isolate.Emit
-) -> tuple[Mode, AllocationLog]:
-    from stoker.measure import allocations
-
-    workload = opened(source, mode, emit)
-    chosen = mode or workload.default_mode()
-    try:
-        return chosen, allocations.record(workload, chosen, precision, optimizer)
-    except StokerError:
-        raise
-    except Exception as error:
-        raise InputError(_cannot_follow(error)) from error
-
-
-def _cannot_follow(error: Exception) -> str:
-    """A step that depends on values, or on kernels that only a GPU has, cannot be logged: said, never guessed."""
-    from torch._subclasses import fake_tensor
-
-    names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
-    kinds: Any = tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
-    if isinstance(error, kinds):
-        return f"this step cannot be followed without a GPU: {error} depends on values that only a run has"
-    why = next(iter(str(error).splitlines()), "")
-    place = own_place("".join(traceback.format_exception(error)))
-    where = f", at {place}" if place else ""
-    return f"this step cannot be followed without a GPU: {type(error).__name__}: {why}{where}"
+def _check(question: Question) -> None:
+    if question.method not in METHODS:
+        raise InputError(f"no such method: {question.method!r}; choose {', '.join(METHODS)}")
+    if question.gpus < 1:
+        raise InputError(f"the number of GPUs must be at least 1, got {question.gpus}")
+    if not 0 <= question.tolerance < 1:
+        raise InputError(f"the tolerance must be between 0 and 1, got {question.tolerance:g}")
+    if question.gpu is not None:
+        architecture(question.gpu)
+    memory = question.gpu_memory_bytes
+    if memory is not None and question.reserve_bytes >= memory:
+        raise InputError(
+            f"the reserve of {format_bytes(question.reserve_bytes)} leaves nothing of {format_bytes(memory)}"
+        )

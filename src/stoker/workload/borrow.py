@@ -17,9 +17,39 @@ def borrowed(model: nn.Module) -> Iterator[nn.Module]:
     Costs a copy of the parameters and buffers on the host.
     """
     with ExitStack() as stack:
-        for give_back in (*_random_states(), *_flags(model), *_tensors(model)):
+        for give_back in (*_random_states(), *_cudnn_flags(), *_flags(model), *_tensors(model)):
             stack.callback(give_back)
         yield model
+
+
+@contextmanager
+def borrowed_optimizer(optimizer: Any) -> Iterator[None]:
+    """Use a live optimizer, and give its state back as it was; anything else that is not one is left alone."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        yield
+        return
+    state = {key: {name: _kept(value) for name, value in values.items()} for key, values in optimizer.state.items()}
+    groups = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        optimizer.state.clear()
+        optimizer.state.update({key: {name: back() for name, back in values.items()} for key, values in state.items()})
+        for group, before in zip(optimizer.param_groups, groups, strict=False):
+            group.update(before)
+
+
+def _kept(value: Any) -> Callable[[], Any]:
+    """How to have a piece of state back: the same tensor, with what it held."""
+    if not isinstance(value, torch.Tensor):
+        return lambda: value
+    held = value.detach().to("cpu", copy=True)
+
+    def back() -> torch.Tensor:
+        with torch.no_grad():
+            return value.copy_(held)
+
+    return back
 
 
 def _random_states() -> Iterator[Callable[[], None]]:
@@ -34,6 +64,16 @@ def _random_states() -> Iterator[Callable[[], None]]:
     if torch.cuda.is_initialized():
         devices = torch.cuda.get_rng_state_all()
         yield lambda: torch.cuda.set_rng_state_all(devices)
+
+
+def _cudnn_flags() -> Iterator[Callable[[], None]]:
+    cudnn: Any = torch.backends.cudnn
+    before = (cudnn.benchmark, cudnn.deterministic)
+
+    def give_back() -> None:
+        cudnn.benchmark, cudnn.deterministic = before
+
+    yield give_back
 
 
 def _flags(model: nn.Module) -> Iterator[Callable[[], None]]:

@@ -1,0 +1,107 @@
+"""The largest batch without running one: a step is logged on a fake device, and replayed at any size."""
+
+import traceback
+from typing import Any
+
+from stoker.errors import InputError, StokerError
+from stoker.measure.allocation_log import AllocationLog
+from stoker.measure.outcomes import own_place
+from stoker.predict.memory import largest, replay
+from stoker.records import Mode, Record
+from stoker.tune.limit import Question
+from stoker.units import format_bytes
+from stoker.workload.definition import Workload
+
+_UNLIMITED = 2**60
+_MARGIN_BELOW, _MARGIN_ABOVE = 0.04, 0.01
+"""How far the truth lay from the replay on the models whose maxima we have measured, outside its own two cases."""
+
+
+class Estimate(Record, frozen=True):
+    """What the replay says of one budget."""
+
+    likely: int
+    interval: tuple[int, int]
+    calm: int
+    peak_bytes: int
+    bytes_per_item: int
+    fixed_bytes: int
+
+
+def record(workload: Workload, mode: Mode, question: Question, gpu: str | None) -> AllocationLog:
+    """Log a step; what cannot be followed is said, never guessed. Changes torch for good in this process."""
+    from stoker.measure import allocations
+    from stoker.measure.architectures import DEFAULT_GPU
+
+    try:
+        return allocations.record(
+            workload,
+            mode,
+            question.precision,
+            question.optimizer,
+            gpu=gpu or DEFAULT_GPU,
+            validate=question.validate,
+        )
+    except StokerError:
+        raise
+    except Exception as error:
+        raise InputError(_cannot_follow(error)) from error
+
+
+def estimate(log: AllocationLog, budget_bytes: int) -> Estimate:
+    likely, without = (
+        largest(lambda batch, scratch=scratch: replay(log, batch, budget_bytes, scratch=scratch).fits)  # type: ignore[misc]
+        for scratch in (True, False)
+    )
+    if likely == 0:
+        raise InputError(too_large(replay(log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes, budget_bytes))
+    at_most, half = (replay(log, batch, _UNLIMITED) for batch in (likely, max(1, likely // 2)))
+    items = at_most.batch_size - half.batch_size
+    per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
+    return Estimate(
+        likely=likely,
+        interval=_interval(likely, without),
+        calm=largest(lambda batch: _calm(log, batch, budget_bytes)),
+        peak_bytes=at_most.allocated_peak_bytes,
+        bytes_per_item=per_item,
+        fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * likely),
+    )
+
+
+def _calm(log: AllocationLog, batch_size: int, budget_bytes: int) -> bool:
+    """Whether it fits without the allocator ever having to return its cache and try again."""
+    found = replay(log, batch_size, budget_bytes)
+    return found.fits and not found.retries
+
+
+def _interval(likely: int, without: int) -> tuple[int, int]:
+    low, high = sorted((likely, without))
+    return max(1, int(low * (1 - _MARGIN_BELOW))), -int(-high * (1 + _MARGIN_ABOVE) // 1)
+
+
+def too_large(needed_bytes: int, budget_bytes: int) -> str:
+    over = needed_bytes - budget_bytes
+    return (
+        f"not even a batch of 1 fits in {format_bytes(budget_bytes)}: it needs about {format_bytes(needed_bytes)}"
+        + (f", {format_bytes(over)} more" if over > 0 else "")
+        + "; bf16, an optimizer with less state, activation checkpointing or a larger GPU would help"
+    )
+
+
+def _cannot_follow(error: Exception) -> str:
+    """A step that depends on values, or on kernels that only a GPU has, cannot be logged."""
+    from torch._subclasses import fake_tensor
+
+    names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+    kinds: Any = tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
+    if isinstance(error, kinds):
+        return f"this step cannot be followed without a GPU: {error} depends on values that only a run has"
+    why = next(iter(str(error).splitlines()), "")
+    place = own_place("".join(traceback.format_exception(error)))
+    where = f", at {place}" if place else ""
+    return f"this step cannot be followed without a GPU: {type(error).__name__}: {why}{where}"
+
+
+def primed(log: AllocationLog, budget_bytes: int) -> int:
+    """The largest batch where a tiny one went first, and the workspaces lie apart from what it leaves."""
+    return largest(lambda batch: replay(log, batch, budget_bytes, primed=2).fits)

@@ -1,0 +1,218 @@
+"""Batches that were run: on the host, where a budget stands in for a device's memory; and what is said if none fits."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+import stoker
+from stoker.errors import InputError, MachineError
+from stoker.measure.attempts import Cradle, Forked, Job
+from stoker.measure.server import Failure
+from stoker.workload.examples import worst_example
+
+MIB = 2**20
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+
+
+class Wide(torch.nn.Module):
+    """A megabyte of output for each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).expand(-1, 2**18).contiguous()
+
+
+def wide(**parts: Any) -> stoker.Workload:
+    return stoker.Workload(model=Wide, dataset=TensorDataset(torch.zeros(512, 1)), **parts)
+
+
+def cradle(workload: stoker.Workload, mode: Any = "infer", **job: Any) -> Cradle:
+    return Cradle(workload, Job(mode=mode, device="cpu", **job))
+
+
+# ---------------------------------------------------------------- one try
+
+
+def tried(batch_size: int, budget_bytes: int | None = None, emit: Any = None) -> stoker.records.Record:
+    return cradle(wide(), budget_bytes=budget_bytes).attempt(batch_size)
+
+
+def in_child(function: Any, *arguments: Any) -> Any:
+    """Tries are forked from a process that has started no threads; this one has."""
+    from stoker.measure import isolate
+    from stoker.measure.attempts import Probe
+
+    return isolate.value(isolate.run(function, arguments, kind=Probe))
+
+
+def test_a_try_within_its_budget_runs_and_tells_its_peak() -> None:
+    probe = in_child(tried, 64, 512 * MIB)
+    assert probe.outcome == "done", probe.problem
+    assert probe.peak_bytes >= 64 * MIB
+    assert len(probe.step_s) == 3
+
+
+def test_a_try_beyond_its_budget_is_out_of_memory_and_nothing_worse() -> None:
+    probe = in_child(tried, 256, 64 * MIB)
+    assert probe.outcome == "oom"
+    assert probe.problem is not None
+
+
+def test_what_a_forked_call_raises_comes_back_as_words() -> None:
+    def fails() -> int:
+        raise ValueError("no")
+
+    result = Forked(fails, int).result()
+    assert isinstance(result, Failure)
+    assert result.sentence == "no"
+    assert Forked(lambda: 7, int).result() == 7
+
+
+# ---------------------------------------------------------------- the example
+
+
+class Lengths(Dataset[Any]):
+    """Items of different lengths; the longest lies in the middle."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(self.sizes[index])
+
+
+def test_the_largest_item_of_the_whole_set_is_found() -> None:
+    workload = stoker.Workload(model=Wide, dataset=Lengths([3] * 10 + [5] * 80 + [900] + [4] * 50))
+    example = worst_example(workload, within_s=60)
+    assert example.batch.shape == (3, 900)
+    assert example.sized(7, torch.device("cpu")).shape == (7, 900)
+    assert example.note is None
+
+
+def test_a_set_that_was_not_seen_whole_says_so() -> None:
+    workload = stoker.Workload(model=Wide, dataset=Lengths([3, 5] * 100))
+    example = worst_example(workload, within_s=0)
+    assert example.seen == 1
+    workload = stoker.Workload(model=Wide, dataset=Lengths([3] * 70 + [5] * 30))
+    assert worst_example(workload, within_s=60).seen == 64
+
+
+def test_a_batch_whose_items_are_not_in_front_is_collated_for_real() -> None:
+    workload = stoker.Workload(model=Wide, dataset=Lengths([4] * 8), collate_fn=lambda items: torch.stack(items, dim=1))
+    example = worst_example(workload)
+    assert not example.grows
+    assert example.sized(7, torch.device("cpu")).shape == (4, 7)
+
+
+# ---------------------------------------------------------------- the answer, on a machine without a GPU
+
+
+def test_on_the_host_its_memory_bounds_the_batch_and_the_answer_ran() -> None:
+    found = stoker.limit(wide(), gpu_memory=256 * MIB, device="cpu", mode="infer")
+    assert found.memory == "host"
+    assert any("host memory bounds" in note for note in found.notes)
+    assert found.ran
+    outcomes = {probe.batch_size: probe.outcome for probe in found.probes}
+    assert outcomes[found.max_batch] == "done"
+    assert any(outcome == "oom" and size > found.max_batch for size, outcome in outcomes.items())
+    assert 64 <= found.max_batch <= 256, "two copies of a megabyte an item, at least one of them alive"
+
+
+def test_a_slow_step_on_the_host_is_reckoned_and_not_run() -> None:
+    def slow(model: Any, inputs: Any) -> Any:
+        time.sleep(0.05 * len(inputs))
+        return model(inputs)
+
+    found = stoker.limit(wide(forward=slow), gpu_memory=2048 * MIB, device="cpu", mode="infer")
+    assert not found.ran
+    assert any("not run" in note for note in found.notes)
+    assert {probe.batch_size for probe in found.probes} == {2, 4, 8}
+
+
+@NO_GPU
+def test_methods_that_run_on_a_gpu_say_that_there_is_none() -> None:
+    with pytest.raises(MachineError, match="finds none here"):
+        stoker.limit(wide(), method="two-point", gpu_memory="1GiB")
+
+
+@NO_GPU
+def test_a_step_that_fails_is_not_taken_for_one_out_of_memory() -> None:
+    def broken(model: Any, inputs: Any) -> Any:
+        raise ValueError("wrong shape somewhere")
+
+    with pytest.raises(InputError, match=r"not for want of memory: ValueError: wrong shape somewhere"):
+        stoker.limit(wide(forward=broken), mode="infer")
+
+
+def test_bad_questions_get_a_sentence() -> None:
+    for options, words in (
+        ({"gpu_memory": "16 parsecs"}, "unknown unit"),
+        ({"gpu_memory": 0}, "at least 1 byte"),
+        ({"gpu_memory": "1GiB", "reserve": "2GiB"}, "leaves nothing"),
+        ({"gpu_memory": "1GiB", "gpu": "abacus"}, "no GPU is known"),
+        ({"gpu_memory": "1GiB", "method": "magic"}, "no such method"),
+        ({"gpu_memory": "1GiB", "gpus": 0}, "at least 1"),
+    ):
+        with pytest.raises(InputError, match=words):
+            stoker.limit(wide(), **options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- a live model
+
+
+def test_a_live_model_on_the_host_is_traced_and_left_as_it_was() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = (torch.randn(4, 64), torch.zeros(4, dtype=torch.long))
+    chance = torch.get_rng_state()
+    found = stoker.limit(
+        model, batch, gpu_memory="1GiB", loss=torch.nn.CrossEntropyLoss(), optimizer=optimizer, method="trace"
+    )
+    assert found.mode == "train"
+    assert found.max_batch > 1000
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), chance)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_what_is_no_model_is_said() -> None:
+    with pytest.raises(InputError, match="got int"):
+        stoker.limit(3, gpu_memory="1GiB")
+    with pytest.raises(InputError, match="example batch"):
+        stoker.limit(torch.nn.Linear(2, 2), gpu_memory="1GiB")
+
+
+def test_priming_leaves_a_model_as_it_was() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    batch = (torch.randn(4, 8), torch.zeros(4, dtype=torch.long))
+    stoker.prime(model, batch, loss=torch.nn.CrossEntropyLoss())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_lent_optimizer_comes_back_with_its_state() -> None:
+    from stoker.workload.borrow import borrowed_optimizer
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    held = {key: {name: value.clone() for name, value in values.items()} for key, values in optimizer.state.items()}
+    with borrowed_optimizer(optimizer):
+        optimizer.param_groups[0]["lr"] = 7.0
+        optimizer.step()
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    for key, values in optimizer.state.items():
+        assert all(torch.equal(value, held[key][name]) for name, value in values.items())
