@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from stoker.measure.recorder import Recorder
 
 _BLOCK = 64
+_COUNTERS_BYTES = 256
+_FEW_INDICES, _PART_ROWS = 3072, 10
 aten = torch.ops.aten
 Kernel = Callable[["Recorder", Any, Any, Any], Any]
 
@@ -73,7 +75,7 @@ def _cudnn_attention_backward(log: "Recorder", func: Any, args: Any, kwargs: Any
     result = returned(func, args, kwargs)
     log.born(result)
     rows = 4 * query.shape[0] * query.shape[1] * query.shape[2]
-    log.taken(rows * query.shape[3], rows)()
+    log.taken(rows * query.shape[3], rows, _COUNTERS_BYTES)()
     return result
 
 
@@ -132,13 +134,28 @@ def _outermost(x: Any) -> list[int]:
 
 
 def _embedding_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The indices are sorted, with where each came from, before rows are added up."""
-    indices = args[1]
-    gives = [log.taken(size_of(indices)) for _ in range(4)] if indices.numel() > 3072 else []
+    """The indices are sorted, with where each came from. Rows are added up in parts of ten, in full precision, and the
+    parts of each row of the table after that."""
+    gradient, indices, rows = args[:3]
     result = returned(func, args, kwargs)
+    if indices.numel() <= _FEW_INDICES:
+        log.born(result)
+        return result
+    gives = [log.taken(size_of(indices)) for _ in range(4)]
     log.born(result)
-    for give in gives:
+    items = indices.shape[0]
+    tenth = items * -(-indices.numel() // items // _PART_ROWS)
+    width = gradient.shape[-1] * 4
+    gives.append(log.taken(min(indices.numel(), rows) * width, tenth * width))
+    for give in reversed(gives):
         give()
+    return result
+
+
+def _dropout(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The mask is made before the output."""
+    result = returned(func, args, kwargs)
+    log.born(result[::-1])
     return result
 
 
@@ -149,6 +166,7 @@ KERNELS: dict[Any, Kernel] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
+    aten.native_dropout.default: _dropout,
     aten.native_layer_norm.default: _wants_contiguous(1),
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _wants_contiguous(1),
