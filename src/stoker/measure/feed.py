@@ -79,7 +79,9 @@ def make_feed(
     options["collate_fn"] = spy.SpiedCollate(workload.collate_fn) if traced else workload.collate_fn
     options["worker_init_fn"] = spy.SpiedInit(workload.worker_init_fn) if traced else workload.worker_init_fn
     cut = isinstance(dataset, IterableDataset) and batches is not None
-    return Feed(DataLoader(spy.spied(dataset) if traced else dataset, **options), batches, notes, cut=cut)
+    if traced and not isinstance(dataset, spy.SpiedItems | spy.SpiedStream):
+        dataset = spy.spied(dataset)
+    return Feed(DataLoader(dataset, **options), batches, notes, cut=cut)
 
 
 def _bound(

@@ -31,26 +31,78 @@ _STREAM_BATCHES = 50
 def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, extent: Extent, emit: Emit) -> Trial:
     """Run the workload and measure it, in this process. Callers who want to survive it use `trial.profile`."""
     emit("phase", "preparing")
-    device = parse_device(device_name)
-    if extent.validate and isinstance(device, Nap):
+    if extent.validate and isinstance(parse_device(device_name), Nap):
         raise InputError(f"{device_name} computes nothing that could be scored; leave out --validate")
-    pinned = _pinned(setting, device)
-    unused = _unused(setting, pinned)
-    setting = msgspec.structs.replace(setting, pin_memory=pinned)
-    torch.manual_seed(extent.seed)
-    dataset = passes.make_dataset(workload)
-    files = _files(workload, dataset)
-    with _quiet_loader():
-        spy.install()
-        step = make_step(workload, mode, setting, device, pinned=pinned)
-        feed = make_feed(workload, dataset, mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed)
-        feed = _rest_in_memory(feed, step, extent)
-        feed.notes.extend([*unused, *_place(extent, files)])
+    return Opened(workload, mode, device_name, seed=extent.seed).run(setting, extent, emit)
+
+
+class Opened:
+    """A workload's data and model in this process, made once, for one run or for many."""
+
+    def __init__(self, workload: Workload, mode: Mode, device_name: str, *, seed: int = 0) -> None:
+        self.workload, self.mode, self._device_name = workload, mode, device_name
+        self.device = parse_device(device_name)
+        torch.manual_seed(seed)
+        self.dataset = passes.make_dataset(workload)
+        self.files = _files(workload, self.dataset)
+        self._step: tuple[Setting, ModelStep | NapStep] | None = None
+        self._machine: Machine | None = None
+
+    def run(
+        self, setting: Setting, extent: Extent, emit: Emit, *, dataset: Any = None, nap_s: float | None = None
+    ) -> Trial:
+        """One trial. `dataset` stands in for the workload's own; `nap_s` is slept in place of the step."""
+        device = self.device if nap_s is None else Nap(f"{nap_s:.9f}s")
+        pinned = _pinned(setting, device)
+        unused = _unused(setting, pinned)
+        setting = msgspec.structs.replace(setting, pin_memory=pinned)
+        dataset = self.dataset if dataset is None else dataset
+        with _quiet_loader():
+            spy.install()
+            step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
+            feed = make_feed(
+                self.workload, dataset, self.mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed
+            )
+            feed = _rest_in_memory(feed, step, extent)
+            feed.notes.extend([*unused, *_place(extent, self.files)])
+            loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
+        trial = Trial(
+            outcome="done", workload=self._subject(step), setting=setting, extent=extent, notes=tuple(feed.notes)
+        )
+        self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
+        return _measured(trial, loop, began, done, scores, device, self._machine)
+
+    def step(self, setting: Setting) -> ModelStep | NapStep:
+        """The model on the device; made anew only where the setting asks for another."""
+        asked = Setting(
+            pin_memory=setting.pin_memory,
+            precision=setting.precision,
+            channels_last=setting.channels_last,
+            compile=setting.compile,
+            cudnn_benchmark=setting.cudnn_benchmark,
+        )
+        if self._step is None or self._step[0] != asked:
+            self._step = None  # two models at once may not fit
+            made = make_step(self.workload, self.mode, setting, self.device, pinned=bool(setting.pin_memory))
+            self._step = (asked, made)
+        return self._step[1]
+
+    def _looped(
+        self,
+        feed: Feed,
+        step: ModelStep | NapStep,
+        device: torch.device | Nap,
+        setting: Setting,
+        extent: Extent,
+        emit: Emit,
+    ) -> tuple[Loop, float, float, list[tuple[float, float | None]]]:
+        """The loop, run: when it began and was done, and what scoring said."""
         clock = clock_for(device) if isinstance(device, torch.device) else clock_for(torch.device("cpu"))
         loop = Loop(feed, step, clock, emit, of=feed.batches and feed.batches * extent.epochs)
         scores: list[tuple[float, float | None]] = []
-        emit("subject", _subject(workload, dataset, mode, device_name, device, step))
+        emit("subject", self._subject(step))
         if isinstance(device, torch.device) and device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
             emit("gpu", f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         emit("phase", "running")
         began = perf_counter()
@@ -60,14 +112,15 @@ def run(workload: Workload, mode: Mode, device_name: str, setting: Setting, exte
                 assert isinstance(step, ModelStep)
                 clock.settle()  # what the device still has to do belongs to the epoch, not to the scoring
                 with spy.paused():
-                    scores.append(score(workload, step, setting, pinned=pinned))
+                    scores.append(score(self.workload, step, setting, pinned=bool(setting.pin_memory)))
         clock.settle()
         done = perf_counter()
         emit("clock", (began, done))
         emit("phase", "over")
-    subject = _subject(workload, dataset, mode, device_name, device, step)
-    trial = Trial(outcome="done", workload=subject, setting=setting, extent=extent, notes=tuple(feed.notes))
-    return _measured(trial, loop, began, done, scores, device, files)
+        return loop, began, done, scores
+
+    def _subject(self, step: ModelStep | NapStep) -> Subject:
+        return _subject(self.workload, self.dataset, self.mode, self._device_name, self.device, step)
 
 
 def _measured(
@@ -77,7 +130,7 @@ def _measured(
     done: float,
     scores: list[tuple[float, float | None]],
     device: torch.device | Nap,
-    files: list[Path],
+    machine: Machine,
 ) -> Trial:
     """The trial with what the loop saw."""
     epochs = loop.settled()
@@ -88,7 +141,6 @@ def _measured(
         stages["other"] = _less(stages["other"], sum(seconds))
     starts = [epoch.began for epoch in epochs] + [done]
     rows = [row for *_, rows in loop.epochs for row in rows]
-    machine = inspect(data=files[0] if files else None)
     return msgspec.structs.replace(
         trial,
         machine=machine,

@@ -49,7 +49,7 @@ def profile(
     """
     extent = extent or Extent()
     source = Named(spec=source) if isinstance(source, str) else source
-    watcher = _Watcher(_first_guess(source, mode, device), on_event)
+    watcher = _Watcher(first_guess(source, mode, device), on_event)
     kills = out_of_memory_kills()
     try:
         ended = isolate.run(
@@ -67,7 +67,7 @@ def profile(
         return msgspec.structs.replace(ended.result, gauges=watcher.gauges.readings(watcher.began_s, watcher.over_s))
     if ended.failure is not None and ended.failure.kind:
         isolate.value(ended)
-    outcome, problem = _judge(ended, timeout_s, out_of_memory_kills() > kills)
+    outcome, problem = judge(ended, timeout_s, out_of_memory_kills() > kills)
     return Trial(
         outcome=outcome, workload=watcher.subject, setting=setting, extent=extent, problem=problem, machine=inspect()
     )
@@ -99,7 +99,8 @@ class _Watcher:
             self._on_event(name, data)
 
 
-def _first_guess(source: Workload | Named, mode: Mode | None, device: str) -> Subject:
+def first_guess(source: Workload | Named, mode: Mode | None, device: str) -> Subject:
+    """The subject of a trial that ended before it could say."""
     name = source.spec if isinstance(source, Named) else source.name
     data = (source.data if isinstance(source, Named) else source.data_name) or "its own"
     return Subject(name=name, model=name, data=data, mode=mode or "infer", device=device, items=None)
@@ -111,7 +112,7 @@ def _in_child(
     """Make the workload and run it; what goes wrong once the loop runs is an outcome, before that an error."""
     from stoker.measure import outcomes, pipeline
 
-    state: dict[str, Any] = {"subject": _first_guess(source, mode, device)}
+    state: dict[str, Any] = {"subject": first_guess(source, mode, device)}
 
     def watch(name: str, data: Any) -> None:
         state[name] = data
@@ -124,7 +125,7 @@ def _in_child(
         if isinstance(error, StokerError) and state.get("phase") != "running":
             raise
         _kept.append(error)
-        outcome, problem = _calmly(outcomes.of_error, error)
+        outcome, problem = calmly(outcomes.of_error, error)
     subject = state["subject"]
     return Trial(outcome=outcome, workload=subject, setting=setting, extent=extent, problem=problem, machine=inspect())
 
@@ -142,22 +143,25 @@ def opened(source: Workload | Named, mode: Mode | None, emit: isolate.Emit) -> W
     return load(source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress)
 
 
-def _calmly(judge: Callable[[BaseException], tuple[Outcome, Problem]], error: BaseException) -> tuple[Outcome, Problem]:
+def calmly(decide: Callable[[BaseException], tuple[Outcome, Problem]], error: BaseException) -> tuple[Outcome, Problem]:
     """Judge an error while the loader's signal handler may still raise another, for a worker that died."""
     while True:
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return judge(error)
+            return decide(error)
         except RuntimeError as later:
             error = later
 
 
-def _judge(ended: isolate.Ended[Trial], timeout_s: float | None, memory_kill: bool) -> tuple[Outcome, Problem]:
+def judge(
+    ended: isolate.Ended[Any], timeout_s: float | None, memory_kill: bool, *, stall_s: float = STALL_S
+) -> tuple[Outcome, Problem]:
+    """What the end of a child that returned nothing says."""
     from stoker.measure import outcomes
 
     if ended.how == "timed_out":
         stalled = timeout_s is None or ended.seconds < timeout_s
-        limit = f"nothing happened for {format_seconds(STALL_S)}" if stalled else f"not over after {timeout_s:g} s"
+        limit = f"nothing happened for {format_seconds(stall_s)}" if stalled else f"not over after {timeout_s:g} s"
         return "timed_out", outcomes.of_hang(ended.stacks, limit)
     if ended.failure is not None:
         return outcomes.of_trace(ended.failure.sentence, ended.failure.trace)

@@ -1,0 +1,200 @@
+"""Many trials of one workload, one after another in one child process: the data is opened and the model put on the
+device once. A crash, a hang or running out of memory costs that trial; the rest go on in a fresh child.
+
+The caller writes a generator that yields a `Job` and is sent its `Trial`, so that each job can depend on the trials
+before it: `trial = yield Job(setting=..., extent=...)`. What the generator returns is the answer.
+"""
+
+import os
+import tempfile
+from collections.abc import Generator, Sequence
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar, cast
+
+import msgspec
+
+from stoker.errors import StokerError
+from stoker.machine import inspect
+from stoker.machine.host import out_of_memory_kills
+from stoker.measure import isolate
+from stoker.measure.trial import Named, OnEvent, calmly, first_guess, judge, opened
+from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, encode
+from stoker.units import format_seconds
+from stoker.workload.definition import Workload
+
+R = TypeVar("R")
+
+
+class Job(Record, frozen=True):
+    """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all."""
+
+    setting: Setting
+    extent: Extent
+    nap_s: float | None = None
+    repeats: int | None = None
+    limit_s: float | None = None
+
+
+Talk = Generator[Job, Trial, R]
+
+
+def drive(
+    source: Workload | Named | str,
+    talk: Talk[R],
+    *,
+    mode: Mode | None = None,
+    device: str = "auto",
+    stall_s: float = 60.0,
+    on_event: OnEvent | None = None,
+) -> R:
+    """Run the generator's jobs as it yields them. A child that says nothing for `stall_s` is ended."""
+    source = Named(spec=source) if isinstance(source, str) else source
+    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
+        session = _Session(talk, Path(folder) / "jobs", first_guess(source, mode, device), on_event)
+        try:
+            while session.job is not None:
+                _child(source, session, mode, device, stall_s)
+            return session.answer()
+        finally:
+            session.close()
+
+
+def _child(source: Workload | Named, session: "_Session[R]", mode: Mode | None, device: str, stall_s: float) -> None:
+    """One child, for as many jobs as it survives."""
+    kills = out_of_memory_kills()
+    ended = isolate.run(
+        _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=stall_s, on_event=session.event
+    )
+    if ended.how == "returned":
+        return
+    if ended.failure is not None and ended.failure.kind:
+        isolate.value(ended)
+    outcome, problem = judge(ended, None, out_of_memory_kills() > kills, stall_s=stall_s)
+    session.failed(outcome, problem)
+
+
+class _Session(Generic[R]):
+    """The caller's side: hands out jobs through a named pipe and gives each trial to the generator."""
+
+    def __init__(self, talk: Talk[R], path: Path, subject: Subject, on_event: OnEvent | None) -> None:
+        self._talk, self.path, self._subject, self._on_event = talk, path, subject, on_event
+        os.mkfifo(path)
+        self._pipe = os.open(path, os.O_RDWR)  # both ends: what is written waits for a child to read it
+        self.job: Job | None = None
+        self._answer: R | None = None
+        self._send(None)
+
+    def event(self, name: str, data: Any) -> None:
+        if name == "trial":
+            self._send(msgspec.convert(data, Trial))
+            return
+        if name == "subject":
+            self._subject = msgspec.convert(data, Subject)
+        if self._on_event:
+            self._on_event(name, data)
+
+    def failed(self, outcome: Outcome, problem: Problem) -> None:
+        """The child is gone; so is the trial it was at."""
+        assert self.job is not None
+        setting, extent = self.job.setting, self.job.extent
+        self._send(Trial(outcome=outcome, workload=self._subject, setting=setting, extent=extent, problem=problem))
+
+    def answer(self) -> R:
+        return cast(R, self._answer)
+
+    def close(self) -> None:
+        self._talk.close()
+        os.close(self._pipe)
+
+    def _send(self, trial: Trial | None) -> None:
+        try:
+            self.job = next(self._talk) if trial is None else self._talk.send(trial)
+        except StopIteration as end:
+            self.job, self._answer = None, end.value
+        os.write(self._pipe, encode(self.job) + b"\n")
+
+
+# ---------------------------------------------------------------- in the child
+
+
+class _TooLong(Exception):
+    """A job's own limit has passed."""
+
+
+def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, emit: isolate.Emit) -> bool:
+    """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
+    from stoker.measure.pipeline import Opened
+
+    workload = opened(source, mode, emit)
+    emit("phase", "preparing")
+    bench = Opened(workload, mode or workload.default_mode(), device)
+    with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
+        while True:
+            job = msgspec.json.decode(jobs.readline(), type=Job | None)
+            if job is None:
+                return True
+            trial = _one(bench, job, first_guess(source, mode, device), emit)
+            emit("trial", trial)
+            if trial.outcome != "done":
+                return True
+
+
+def _one(bench: Any, job: Job, subject: Subject, emit: isolate.Emit) -> Trial:
+    from stoker.measure import outcomes
+
+    state: dict[str, Any] = {"subject": subject}
+    outcome: Outcome
+    began = perf_counter()
+
+    def watch(name: str, data: Any) -> None:
+        state[name] = data
+        emit(name, data)
+        if name == "batch" and job.limit_s is not None and perf_counter() - began > job.limit_s:
+            raise _TooLong
+
+    try:
+        dataset = Repeats(bench.dataset, job.repeats) if job.repeats else None
+        return bench.run(job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s)  # type: ignore[no-any-return]
+    except _TooLong as error:
+        _left.append(error)
+        sentence = f"not over after {format_seconds(job.limit_s or 0.0)}"
+        outcome, problem = "timed_out", Problem(sentence=sentence)
+    except BaseException as error:
+        if isinstance(error, StokerError) and state.get("phase") != "running":
+            raise
+        _left.append(error)
+        outcome, problem = calmly(outcomes.of_error, error)
+    return Trial(
+        outcome=outcome,
+        workload=state["subject"],
+        setting=job.setting,
+        extent=job.extent,
+        problem=problem,
+        machine=inspect(),
+    )
+
+
+_left: list[BaseException] = []
+"""Errors hold the loader in their tracebacks, whose orderly end would take seconds; kept, they end with the process."""
+
+
+_REPEATED = 1 << 16
+
+
+class Repeats:
+    """The first items of a dataset, loaded once and given again and again: what a batch costs beyond loading items."""
+
+    def __init__(self, inner: Any, count: int) -> None:
+        if hasattr(inner, "__getitem__"):
+            size = min(count, len(inner)) if hasattr(inner, "__len__") else count
+            self._items: Sequence[Any] = [inner[place] for place in range(size)]
+        else:
+            self._items = list(islice(iter(inner), count))
+
+    def __len__(self) -> int:
+        return _REPEATED
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index % len(self._items)]

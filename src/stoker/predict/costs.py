@@ -1,0 +1,118 @@
+"""What each part of a loader costs: tables over the batch size, an item's spread, a contention curve."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stoker.errors import InputError
+
+
+@dataclass(frozen=True)
+class Table:
+    """A cost at a few batch sizes; a straight line between neighbours. `flat`: beyond them it stays as it is."""
+
+    sizes: tuple[float, ...] = (1.0,)
+    seconds: tuple[float, ...] = (0.0,)
+    flat: bool = False
+
+    def at(self, size: float) -> float:
+        """Below the least size, no less than in proportion and no more than there; above the last, on its slope."""
+        sizes, seconds = self.sizes, self.seconds
+        if self.flat:
+            return float(np.interp(size, sizes, seconds))
+        if size <= sizes[0]:
+            low, high = sorted((seconds[0] * size / sizes[0], seconds[0]))
+            return min(max(self._line(0, size), low), high)
+        if size >= sizes[-1]:
+            return max(self._line(len(sizes) - 2, size), 0.0) if len(sizes) > 1 else seconds[0] * size / sizes[0]
+        return float(np.interp(size, sizes, seconds))
+
+    def _line(self, first: int, size: float) -> float:
+        if len(self.sizes) == 1:
+            return self.seconds[0] * size / self.sizes[0]
+        x0, x1 = self.sizes[first : first + 2]
+        y0, y1 = self.seconds[first : first + 2]
+        return y0 + (y1 - y0) * (size - x0) / (x1 - x0)
+
+    def scaled(self, factor: float) -> "Table":
+        return Table(self.sizes, tuple(value * factor for value in self.seconds), self.flat)
+
+
+def table(points: dict[int, list[float]], middle: Callable[[Iterable[float]], float], *, flat: bool = False) -> Table:
+    kept = {size: middle(values) for size, values in sorted(points.items()) if values}
+    if not kept:
+        return Table(flat=flat)
+    return Table(tuple(map(float, kept)), tuple(max(0.0, value) for value in kept.values()), flat)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The consumer. `host_s` is what the loop's own process spends on a batch, `device_s` what the device does.
+
+    A step that computes on the CPU has `threads` and slows down by `crowded` when workers keep every core busy. On a
+    GPU the host runs up to `ahead` steps before the device.
+    """
+
+    host_s: Table = field(default_factory=Table)
+    device_s: Table = field(default_factory=Table)
+    threads: int = 0
+    crowded: float = 1.0
+    asynchronous: bool = False
+    ahead: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1."""
+
+    cores: float
+    spread: NDArray[np.float64]
+    by_batch: bool
+    inline_item_s: Table
+    inline_free_s: Table
+    worker_item_s: Table
+    waiting_share: float
+    collate_s: Table
+    cold_s: Table
+    gap_s: Table
+    flight_s: Table
+    first_flight_s: Table
+    receive_s: Table
+    blocked_s: Table
+    pin_s: Table
+    free_s: Table
+    fork_s: float
+    init_s: float
+    stop_s: tuple[float, float]
+    slowdown: Table
+    step: Step
+    shares: dict[str, float]
+
+    def slow(self, busy: float) -> float:
+        """How much slower each of `busy` cores is than one alone. Never so slow that one more core brings less work."""
+        return max(1.0, float(np.interp(min(busy, self.cores), self.slowdown.sizes, self.slowdown.seconds)))
+
+
+def faster(costs: Costs, changes: dict[str, float]) -> Costs:
+    """The costs if stages were so many times faster: `decode=2` halves it, `step=3` is a device three times as fast."""
+    for name, times in changes.items():
+        if times <= 0:
+            raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")
+        if name == "step":
+            step = replace(
+                costs.step, host_s=costs.step.host_s.scaled(1 / times), device_s=costs.step.device_s.scaled(1 / times)
+            )
+            costs = replace(costs, step=step)
+        elif name == "collate":
+            costs = replace(costs, collate_s=costs.collate_s.scaled(1 / times))
+        elif name in costs.shares:
+            left = 1 - costs.shares[name] * (1 - 1 / times)
+            costs = replace(
+                costs, worker_item_s=costs.worker_item_s.scaled(left), inline_item_s=costs.inline_item_s.scaled(left)
+            )
+        else:
+            known = ", ".join(["step", "collate", *costs.shares])
+            raise InputError(f"no stage named {name!r} was seen; known: {known}")
+    return costs

@@ -1,0 +1,164 @@
+"""What a setting would cost, from probes: a time with an interval, and what would limit it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import msgspec
+import numpy as np
+
+from stoker.errors import InputError
+from stoker.predict.costs import Costs, Step, faster
+from stoker.predict.fit import fit
+from stoker.predict.loader import Load, Seen, simulate
+from stoker.predict.probes import Probes, Run
+from stoker.records import Record, Setting
+
+_SEEDS = 3
+_NOISE = 0.08
+"""The least half-width of an interval: two runs of the same setting on a shared machine differ by about so much."""
+_CROWDED = 2.0
+"""With more workers than cores, the order in which they get them decides the first batch: so much wider."""
+
+
+class Prediction(Record, frozen=True):
+    """What a run would cost. `first_batch_s` counts from the start, workers' forking included.
+
+    `limited_by` is `start`, `step`, `send` (moving batches to the loop), or the stage of loading that takes most.
+    """
+
+    setting: Setting
+    items: int
+    epochs: int
+    total_s: float
+    interval_s: tuple[float, float]
+    first_batch_s: float
+    first_batch_interval_s: tuple[float, float]
+    steady_items_per_s: float
+    wait_share: float
+    limited_by: str
+
+
+class Predictor:
+    """Costs fitted once, for any number of settings; `cores` and `faster` ask what if."""
+
+    def __init__(
+        self, probes: Probes, *, cores: float | None = None, faster_stages: dict[str, float] | None = None
+    ) -> None:
+        if cores is not None and cores <= 0:
+            raise InputError(f"cores must be above 0, got {cores:g}")
+        self.probes = probes
+        fitted = fit(probes)
+        self.residual = _residual(fitted, probes)
+        self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
+
+    def predict(
+        self,
+        setting: Setting,
+        items: int,
+        *,
+        epochs: int = 1,
+        drop_last: bool = False,
+        in_order: bool = True,
+        seed: int = 0,
+    ) -> Prediction:
+        for name, value in (("items", items), ("epochs", epochs)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        load = Load(items=items, epochs=epochs, drop_last=drop_last, in_order=in_order)
+        if not load.sizes(setting.batch_size):
+            raise InputError(f"{items} items make no whole batch of {setting.batch_size}")
+        runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(_SEEDS)]
+        total = median(run.total_s for run in runs)
+        first = median(run.first_batch_s for run in runs)
+        chosen = min(runs, key=lambda run: abs(run.total_s - total))
+        batches = len(load.sizes(setting.batch_size))
+        half = self._half_width([run.total_s for run in runs])
+        crowded = _CROWDED if setting.num_workers > self.costs.cores else 1.0
+        first_half = self._half_width([run.first_batch_s for run in runs]) * crowded
+        return Prediction(
+            setting=setting,
+            items=items,
+            epochs=epochs,
+            total_s=total,
+            interval_s=(total * (1 - half), total * (1 + half)),
+            first_batch_s=first,
+            first_batch_interval_s=(first * max(0.0, 1 - first_half), first * (1 + first_half)),
+            steady_items_per_s=_steady(chosen, setting, batches),
+            wait_share=min(1.0, chosen.waited_s / max(chosen.total_s, 1e-12)),
+            limited_by=_limit(self.costs, setting, chosen),
+        )
+
+    def _half_width(self, totals: Sequence[float]) -> float:
+        """Relative: what the probes' own replay missed, what resampled items differ by, and the noise of any run."""
+        centre = median(totals)
+        spread = (max(totals) - min(totals)) / max(centre, 1e-12)
+        return min(0.9, float(np.hypot(max(_NOISE, 1.5 * self.residual), spread)))
+
+
+def predict(
+    probes: Probes,
+    setting: Setting,
+    *,
+    items: int | None = None,
+    epochs: int = 1,
+    cores: float | None = None,
+    faster: dict[str, float] | None = None,
+) -> Prediction:
+    """What `setting` would cost for `items` items, from probes alone: neither model nor data is needed."""
+    return Predictor(probes, cores=cores, faster_stages=faster).predict(
+        setting, items or items_of(probes), epochs=epochs
+    )
+
+
+def items_of(probes: Probes) -> int:
+    """How many items an epoch has; a stream of unknown length must be told."""
+    if probes.subject.items is None:
+        raise InputError("the dataset has no length; say how many items to count with: --items 10000")
+    return probes.subject.items
+
+
+def _residual(costs: Costs, probes: Probes) -> float:
+    """How far off the replay of the probes' own loading runs is, relative, for four in five of them."""
+    quiet = replace(costs, step=Step())
+    misses = []
+    for run in probes.of("load"):
+        seen = simulate(quiet, _setting(run), Load(items=sum(run.items)))
+        misses.append(abs(seen.total_s / run.total_s - 1) if run.total_s else 0.0)
+    return float(np.quantile(misses, 0.8)) if misses else 0.0
+
+
+def _setting(run: Run) -> Setting:
+    return Setting(
+        batch_size=run.batch_size,
+        num_workers=run.num_workers,
+        prefetch_factor=run.prefetch_factor,
+        pin_memory=run.pinned,
+    )
+
+
+def _steady(seen: Seen, setting: Setting, batches: int) -> float:
+    """Items a second once the first batches of all workers are through."""
+    skip = min(max(3, setting.num_workers), max(0, len(seen.moments_s) - 2))
+    span = seen.moments_s[-1] - seen.moments_s[skip] if len(seen.moments_s) > skip + 1 else seen.total_s
+    count = len(seen.moments_s) - 1 - skip if len(seen.moments_s) > skip + 1 else batches
+    return count * setting.batch_size / max(span, 1e-12)
+
+
+def _limit(costs: Costs, setting: Setting, seen: Seen) -> str:
+    if seen.first_batch_s > 0.5 * seen.total_s:
+        return "start"
+    if seen.waited_s < 0.5 * seen.total_s:
+        return "step"
+    loading = costs.worker_item_s.at(setting.batch_size) * setting.batch_size
+    stages = {name: share * loading for name, share in costs.shares.items() if "." not in name}
+    stages["collate"] = costs.collate_s.at(setting.batch_size)
+    if setting.num_workers and seen.received_s > 0.5 * seen.waited_s:
+        return "send"
+    return max(stages, key=lambda name: stages[name]) if stages else "load"
+
+
+def with_pinning(setting: Setting, probes: Probes) -> Setting:
+    """The setting with the choice about pinned memory made as the probes made it."""
+    pinned = any(run.pinned for run in probes.runs) if setting.pin_memory is None else setting.pin_memory
+    return msgspec.structs.replace(setting, pin_memory=pinned)

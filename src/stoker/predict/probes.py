@@ -1,0 +1,142 @@
+"""What was measured of a workload and a machine so that any setting can be predicted: raw samples, and nothing derived.
+
+A probe is a short run of the real loop. `costs.py` turns probes into costs, `loader.py` costs into predictions.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from stoker.errors import InputError
+from stoker.records import Record, Setting, Subject, Trial, decode
+
+Kind = Literal["load", "slow", "transport", "step", "crowded"]
+"""What a run was for: loading alone; with a slow consumer; large batches of items kept in memory; steps alone; steps
+beside busy workers."""
+
+VERSION = 1
+_ITEM_STAGES = ("read", "decode", "transform", "item")
+
+
+class Facts(Record, frozen=True):
+    """What of the machine bounds a loader. `usable_cores` is the least of affinity and quota."""
+
+    usable_cores: float
+    memory_bytes: int
+    available_bytes: int
+    shm_free_bytes: int | None
+    open_files: int
+    gpu_memory_bytes: int | None = None
+
+
+class Run(Record, frozen=True):
+    """One short run of the loop, a sample a batch (`item_s`: one an item); moments are seconds after its start."""
+
+    kind: Kind
+    batch_size: int
+    num_workers: int
+    prefetch_factor: int
+    pinned: bool
+    total_s: float
+    start_s: float
+    asked_s: tuple[float, ...]
+    got_s: tuple[float, ...]
+    done_s: tuple[float, ...]
+    items: tuple[int, ...]
+    bytes: tuple[int, ...]
+    worker: tuple[int, ...] = ()
+    began_s: tuple[float, ...] = ()
+    ended_s: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    collate_s: tuple[float, ...] = ()
+    send_s: tuple[float, ...] = ()
+    pin_s: tuple[float, ...] = ()
+    device_s: tuple[float, ...] = ()
+    copy_s: tuple[float, ...] = ()
+    item_s: tuple[float, ...] = ()
+    stages_s: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def load_s(self) -> tuple[float, ...]:
+        """What each batch's items took, collating left out."""
+        rows = zip(self.began_s, self.ended_s, self.collate_s, strict=True)
+        return tuple(ended - began - collate for began, ended, collate in rows)
+
+
+class Probes(Record, frozen=True):
+    """All that a prediction needs: the machine, the workload in words, and the runs."""
+
+    subject: Subject
+    machine: Facts
+    setting: Setting
+    runs: tuple[Run, ...]
+    version: int = VERSION
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    def of(self, *kinds: Kind) -> list[Run]:
+        return [run for run in self.runs if run.kind in kinds]
+
+
+def read(data: bytes) -> Probes:
+    """Probes from a file's bytes, checked."""
+    probes = decode(data, Probes)
+    if probes.version != VERSION:
+        raise InputError(f"these probes have version {probes.version}, this Stoker reads {VERSION}: probe again")
+    return probes
+
+
+def run_of(trial: Trial, kind: Kind) -> Run:
+    """What a finished trial tells a prediction."""
+    line, log, setting = trial.timeline, trial.workers, trial.setting
+    compute = [name for name, stage in trial.stages.items() if stage.clock == "loop" and name not in _NOT_DEVICE]
+    rows = [trial.stages[name].samples_s for name in compute]
+    return Run(
+        kind=kind,
+        batch_size=setting.batch_size,
+        num_workers=setting.num_workers,
+        prefetch_factor=setting.prefetch_factor,
+        pinned=bool(setting.pin_memory),
+        total_s=_short(trial.total_s),
+        start_s=_short(trial.start_s),
+        asked_s=_all_short(line.asked_s),
+        got_s=_all_short(line.got_s),
+        done_s=_all_short(line.done_s),
+        items=line.items,
+        bytes=log.batch_bytes,
+        worker=log.worker,
+        began_s=_all_short(log.began_s),
+        ended_s=_all_short(log.ended_s),
+        cpu_s=_all_short(log.cpu_s),
+        collate_s=_samples(trial, "collate", len(log.began_s)),
+        send_s=_samples(trial, "send", 0),
+        pin_s=_samples(trial, "pin", 0),
+        device_s=_all_short(sum(values) for values in zip(*rows, strict=True)),
+        copy_s=_samples(trial, "copy", 0),
+        item_s=_all_short(log.item_s),
+        stages_s=_item_stages(trial),
+    )
+
+
+_NOT_DEVICE = ("start", "wait", "stop", "score", "other")
+
+
+def _samples(trial: Trial, stage: str, count: int) -> tuple[float, ...]:
+    return _all_short(trial.stages[stage].samples_s) if stage in trial.stages else (0.0,) * count
+
+
+def _item_stages(trial: Trial) -> dict[str, float]:
+    """Seconds of every named part of loading items, and of collating."""
+    kept = (*_ITEM_STAGES, "collate")
+    stages = trial.stages.items()
+    return {name: _short(stage.total_s) for name, stage in stages if name.partition(".")[0] in kept}
+
+
+def _short(seconds: float) -> float:
+    """To a tenth of a microsecond: finer than any clock here, and half the file."""
+    return round(seconds, 7)
+
+
+def _all_short(values: Iterable[float]) -> tuple[float, ...]:
+    return tuple(map(_short, values))

@@ -1,0 +1,263 @@
+"""Measures what a prediction needs: a few short runs of the real loop, over the same items, within a budget.
+
+Loading is probed with no step behind it, so that what the device costs and what the loader costs stay apart.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+
+from stoker.errors import InputError, MachineError
+from stoker.machine import inspect
+from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.trial import Named, OnEvent
+from stoker.predict.probes import Facts, Kind, Probes, Run, run_of
+from stoker.records import Extent, Machine, Mode, Problem, Setting, Subject, Trial
+from stoker.workload.definition import Workload
+
+DEFAULT_BUDGET_S = 30.0
+_KEPT_ITEMS = 32
+_RUN_S, _MOST_BATCHES = 0.4, 48
+_LONG_SHARE = 0.12
+"""A run that would take more than this share of the budget is made smaller, or done with items kept in memory."""
+
+
+def probe(
+    source: Workload | Named | str,
+    *,
+    setting: Setting | None = None,
+    batch_sizes: Sequence[int] = (8, 32, 128),
+    mode: Mode | None = None,
+    device: str = "auto",
+    budget_s: float = DEFAULT_BUDGET_S,
+    on_event: OnEvent | None = None,
+) -> Probes:
+    """Probe a workload on this machine. `batch_sizes` are the least, a middle and the largest size to be predicted."""
+    return drive(
+        source,
+        probing(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event),
+        mode=mode,
+        device=device,
+        on_event=on_event,
+    )
+
+
+def probing(
+    setting: Setting, batch_sizes: Sequence[int], *, budget_s: float, on_event: OnEvent | None = None
+) -> Talk[Probes]:
+    """The same, as jobs for a bench that may go on to other things."""
+    if budget_s <= 0:
+        raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
+    return (yield from _Prober(setting, sorted(set(batch_sizes)), budget_s, on_event).talk())
+
+
+class _Prober:
+    """Keeps count of what was run, what it cost, and what the budget still has."""
+
+    def __init__(self, setting: Setting, sizes: Sequence[int], budget_s: float, on_event: OnEvent | None) -> None:
+        self._setting, self._sizes, self._budget_s, self._on_event = setting, sizes, budget_s, on_event
+        self._began = perf_counter()
+        self._runs: list[Run] = []
+        self._notes: list[str] = []
+        self._subject: Subject | None = None
+        self._items: int | None = None
+        self._item_s = 0.0
+        self._largest = sizes[-1]
+        self._machine: Machine | None = None
+
+    def talk(self) -> Talk[Probes]:
+        yield from self._first()
+        small, *rest = self._clamped()
+        middle, large = (rest[0] if rest else small), (rest[-1] if rest else small)
+        yield from self._warm_up(middle, large)
+        yield from self._loading(small, middle, large)
+        yield from self._crowds(small, middle)
+        yield from self._steps(small, middle, large)
+        return self._probes()
+
+    def _clamped(self) -> list[int]:
+        """No batch larger than the set."""
+        most = self._items or self._largest
+        return sorted({min(size, most) for size in self._sizes})
+
+    # ------------------------------------------------------------ runs
+
+    def _first(self) -> Talk[None]:
+        """A small look: what an item takes, and whether anything runs at all."""
+        size = min(self._sizes[0], 8)
+        trial = yield self._job(size, 0, batches=2)
+        if trial.outcome != "done":
+            raise _unusable(trial)
+        self._subject, self._items, self._machine = trial.workload, trial.workload.items, trial.machine
+        self._item_s = _item_s(trial)
+
+    def _warm_up(self, middle: int, large: int) -> Talk[None]:
+        """Bring the items that the probes go over into the page cache, so that all of them find them there."""
+        cores = max(1, math.floor(self._cores))
+        before = self._item_s
+        trial = yield self._job(middle, cores, batches=max(4, -(-large // middle), 3 * cores))
+        if trial.outcome != "done":
+            raise _unusable(trial)
+        again = yield self._job(min(self._sizes[0], 8), 0, batches=2)
+        if again.outcome == "done":
+            self._item_s = _item_s(again)
+        if before > 2 * self._item_s:
+            self._notes.append(
+                f"the first items took {before / self._item_s:.1f} times as long as when read again: "
+                "predictions are for files in the page cache"
+            )
+
+    def _loading(self, small: int, middle: int, large: int) -> Talk[None]:
+        """No worker and one, at three sizes, over the same items: the first batch apart, then warm ones."""
+        yield from self._keep("load", middle, 0, batches=self._batches(middle, 4))
+        yield from self._keep("load", middle, 1, batches=self._batches(middle, 4))
+        if small != middle:
+            yield from self._keep("load", small, 0, batches=self._batches(small, 8))
+            yield from self._keep("load", small, 1, batches=self._batches(small, 12))
+        if large == middle:
+            return
+        if self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
+            yield from self._keep("load", large, 0, batches=self._batches(large, 2))
+            yield from self._keep("load", large, 1, batches=self._batches(large, 3))
+        else:
+            yield from self._keep("transport", large, 1, batches=4, repeats=_KEPT_ITEMS)
+
+    def _crowds(self, small: int, middle: int) -> Talk[None]:
+        """Half the cores busy, all of them, and a consumer that lets batches wait."""
+        cores = max(1, math.floor(self._cores))
+        pairs = dict.fromkeys(count for count in (cores // 2, cores) if count > 1)
+        for count in pairs:
+            yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
+        for size in dict.fromkeys((small, middle)):
+            for share in (0.75, 1.5):  # of a batch's loading: workers still busy when the loop asks, and idle again
+                nap_s = share * self._batch_s(size)
+                yield from self._keep("slow", size, 2, batches=self._batches(size, 8, nap_s), nap_s=nap_s)
+
+    def _batch_s(self, size: int) -> float:
+        """What one worker takes for a batch, as seen."""
+        spans = [
+            ended - began
+            for run in self._runs
+            if run.num_workers == 1 and run.batch_size == size and run.kind == "load"
+            for began, ended in zip(run.began_s[1:], run.ended_s[1:], strict=True)
+        ]
+        return median(spans) if spans else self._item_s * size
+
+    def _batches(self, size: int, least: int, batch_s: float | None = None) -> int:
+        """At least so many, and more where they are quick: a mean over a few milliseconds is noise."""
+        each_s = self._item_s * size if batch_s is None else batch_s
+        return max(least, min(_MOST_BATCHES, int(_RUN_S / max(each_s, 1e-4))))
+
+    def _steps(self, small: int, middle: int, large: int) -> Talk[None]:
+        """Steps alone at three sizes, and where the step needs the cores that workers need, both together."""
+        each_s = 0.0
+        for size in dict.fromkeys((small, middle, large)):
+            count = self._affordable(each_s * size, most=12 if size == small else 6)
+            if count < 2:
+                self._notes.append(f"steps of {size} items were not probed: the budget is too short")
+                continue
+            yield from self._keep("step", size, 0, batches=count, repeats=_KEPT_ITEMS, memory=True)
+            if self._runs[-1].kind == "step":
+                each_s = max(self._runs[-1].done_s[-1] - self._runs[-1].got_s[-1], self._runs[-1].device_s[-1]) / size
+        if self._subject is not None and self._subject.device == "cpu":
+            cores = max(1, math.floor(self._cores))
+            yield from self._keep("crowded", small, cores, batches=self._affordable(3 * each_s * small, most=16) or 2)
+
+    def _affordable(self, step_s: float, *, most: int) -> int:
+        return most if step_s <= 0 else min(most, int(_LONG_SHARE * self._budget_s / step_s))
+
+    def _keep(
+        self,
+        kind: Kind,
+        size: int,
+        workers: int,
+        *,
+        batches: int,
+        nap_s: float = 0.0,
+        repeats: int | None = None,
+        memory: bool = False,
+    ) -> Talk[None]:
+        """Run it and keep what it tells; a run that fails is noted, and the rest go on."""
+        if self._spent() and self._enough():
+            self._notes.append(f"{kind} at batch {size}, {workers} workers was not probed: the budget was spent")
+            return
+        if self._on_event:
+            self._on_event("build", {"what": f"probing batch {size}, {workers} workers", "done": 0, "of": 0})
+        real = kind in ("step", "crowded")
+        trial = yield self._job(size, workers, batches, nap_s=None if real else nap_s, repeats=repeats, memory=memory)
+        if trial.outcome == "done":
+            self._runs.append(run_of(trial, kind))
+        elif not self._runs:
+            raise _unusable(trial)
+        else:
+            why = trial.problem.sentence if trial.problem else trial.outcome
+            self._notes.append(f"{kind} at batch {size}, {workers} workers did not finish: {why}")
+
+    def _job(
+        self,
+        size: int,
+        workers: int,
+        batches: int,
+        *,
+        nap_s: float | None = 0.0,
+        repeats: int | None = None,
+        memory: bool = False,
+    ) -> Job:
+        import msgspec
+
+        setting = msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers)
+        extent = Extent(batches=batches, warmup=0, source="memory" if memory else "files")
+        return Job(setting=setting, extent=extent, nap_s=nap_s, repeats=repeats, limit_s=max(10.0, self._budget_s))
+
+    # ------------------------------------------------------------ the budget, the answer
+
+    def _spent(self) -> bool:
+        return perf_counter() - self._began > self._budget_s
+
+    def _enough(self) -> bool:
+        """Whether what is there can be predicted from: loading without and with a worker, and a step."""
+        loads = {min(run.num_workers, 1) for run in self._runs if run.kind == "load"}
+        return loads == {0, 1} and any(run.kind == "step" for run in self._runs)
+
+    @property
+    def _cores(self) -> float:
+        return self._machine.cpu.usable if self._machine else 1.0
+
+    def _probes(self) -> Probes:
+        assert self._subject is not None
+        return Probes(
+            subject=self._subject,
+            machine=facts(self._machine or inspect()),
+            setting=self._setting,
+            runs=tuple(self._runs),
+            seconds=perf_counter() - self._began,
+            notes=tuple(self._notes),
+        )
+
+
+def _item_s(trial: Trial) -> float:
+    """What an item took in the last batch."""
+    line = trial.timeline
+    return (line.got_s[-1] - line.asked_s[-1]) / max(1, line.items[-1])
+
+
+def facts(machine: Machine) -> Facts:
+    """What of a machine bounds a loader."""
+    host = machine.host
+    return Facts(
+        usable_cores=machine.cpu.usable,
+        memory_bytes=host.limit_bytes,
+        available_bytes=host.available_bytes,
+        shm_free_bytes=host.shm_free_bytes,
+        open_files=host.open_files_soft,
+        gpu_memory_bytes=machine.gpus[0].memory_total_bytes if machine.gpus else None,
+    )
+
+
+def _unusable(trial: Trial) -> MachineError | InputError:
+    """Not one small run ended well: nothing can be measured, and the person is told what the run said."""
+    problem = trial.problem or Problem(sentence=f"the run ended as {trial.outcome}")
+    where = f", at {problem.where}" if problem.where else ""
+    remedy = f" ({problem.remedy})" if problem.remedy else ""
+    return InputError(f"not even a short run of this workload ends well: {problem.sentence}{where}{remedy}")

@@ -1,0 +1,231 @@
+"""The simulated DataLoader: laws that hold for any costs, and cases whose answer can be worked out by hand."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import InputError
+from stoker.predict import loader
+from stoker.predict.costs import Costs, Step, Table, faster
+from stoker.predict.loader import Load, simulate
+from stoker.records import Setting
+
+
+def costs(
+    *,
+    item_s: float = 0.003,
+    spread: tuple[float, ...] = (1.0,),
+    cores: float = 4,
+    step: Step | None = None,
+    slow: float = 1.0,
+    overhead_s: float = 0.0,
+    waiting: float = 0.0,
+) -> Costs:
+    """Costs of a loader that does nothing but load, with every other cost at `overhead_s`."""
+    other = Table((1.0, 2.0), (overhead_s, overhead_s), True)
+    return Costs(
+        cores=cores,
+        spread=np.asarray(spread) / np.mean(spread),
+        by_batch=False,
+        inline_item_s=Table((1.0,), (item_s,), True),
+        inline_free_s=other,
+        worker_item_s=Table((1.0,), (item_s,), True),
+        waiting_share=waiting,
+        collate_s=other,
+        cold_s=other,
+        gap_s=other,
+        flight_s=other,
+        first_flight_s=other,
+        receive_s=other,
+        blocked_s=other,
+        pin_s=other,
+        free_s=other,
+        fork_s=overhead_s,
+        init_s=overhead_s,
+        stop_s=(overhead_s, overhead_s),
+        slowdown=Table((1.0, max(2.0, cores)), (1.0, slow), True),
+        step=step or Step(),
+        shares={"decode": 0.75, "read": 0.25},
+    )
+
+
+def sleeping(seconds: float) -> Step:
+    return Step(host_s=Table((1.0,), (seconds,), True))
+
+
+def total(found: Costs, batch: int, workers: int, items: int = 64, seed: int = 0, **options: Any) -> float:
+    load = {name: options.pop(name) for name in ("in_order", "epochs", "drop_last") if name in options}
+    setting = Setting(batch_size=batch, num_workers=workers, **options)
+    return simulate(found, setting, Load(items=items, **load), seed=seed).total_s
+
+
+def test_without_workers_it_is_load_plus_step() -> None:
+    found = costs(item_s=0.002, step=sleeping(0.01))
+    assert total(found, 8, 0) == pytest.approx(64 * 0.002 + 8 * 0.01)
+
+
+def test_one_worker_hides_the_shorter_of_load_and_step() -> None:
+    # Eight batches of 16 ms and steps of 10 ms: the last step comes after the last load.
+    assert total(costs(item_s=0.002, step=sleeping(0.01)), 8, 1) == pytest.approx(8 * 0.016 + 0.01)
+    # Steps of 30 ms: the first load, then eight steps.
+    assert total(costs(item_s=0.002, step=sleeping(0.03)), 8, 1) == pytest.approx(0.016 + 8 * 0.03)
+
+
+def test_workers_load_side_by_side_up_to_the_cores() -> None:
+    assert total(costs(item_s=0.01, cores=4), 8, 4) == pytest.approx(64 * 0.01 / 4)
+    assert total(costs(item_s=0.01, cores=2), 8, 4) == pytest.approx(64 * 0.01 / 2)
+    assert total(costs(item_s=0.01, cores=2, waiting=1.0), 8, 4) == pytest.approx(64 * 0.01 / 4)
+
+
+def test_the_first_batch_takes_as_long_as_one_worker_takes_for_it() -> None:
+    seen = simulate(costs(item_s=0.01), Setting(batch_size=16, num_workers=4), Load(items=64))
+    assert seen.first_batch_s == pytest.approx(0.16)
+
+
+def test_a_slow_batch_holds_back_those_behind_it_only_in_order() -> None:
+    found = replace(costs(item_s=0.01, cores=8, step=sleeping(0.05)), spread=np.asarray([0.1, 0.1, 0.1, 3.7]))
+    later = [total(found, 1, 4, items=48, seed=seed) for seed in range(8)]
+    sooner = [total(found, 1, 4, items=48, seed=seed, in_order=False) for seed in range(8)]
+    assert sum(sooner) <= sum(later)
+
+
+def test_a_gpu_works_while_the_host_goes_on() -> None:
+    step = Step(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.02,), True), asynchronous=True)
+    # Eight loads of 16 ms and launches; the device needs 20 ms each and is never waited for until the end.
+    assert total(costs(item_s=0.002, step=step), 8, 0) == pytest.approx(0.016 + 0.001 + 8 * 0.02)
+    blocked = replace(step, ahead=1)
+    assert total(costs(item_s=0.0, step=blocked), 8, 0) == pytest.approx(0.001 + 8 * 0.02)
+
+
+def test_a_step_on_the_cpu_takes_cores_from_the_workers() -> None:
+    step = Step(host_s=Table((1.0,), (0.05,), True), threads=2, crowded=2.0)
+    shared = total(costs(item_s=0.005, cores=2, step=step), 8, 2)
+    alone = total(costs(item_s=0.005, cores=2, step=sleeping(0.05)), 8, 2)
+    assert shared > alone
+
+
+def test_epochs_start_workers_again_unless_they_persist() -> None:
+    found = costs(overhead_s=0.01)
+    once, fresh = total(found, 8, 2), total(found, 8, 2, epochs=3)
+    kept = total(found, 8, 2, epochs=3, persistent_workers=True)
+    assert fresh == pytest.approx(3 * once)
+    assert kept < fresh
+
+
+def test_a_short_last_batch_counts_unless_dropped() -> None:
+    assert Load(items=10).sizes(4) == [4, 4, 2]
+    assert Load(items=10, drop_last=True).sizes(4) == [4, 4]
+
+
+def test_pinning_costs_a_thread_of_its_own() -> None:
+    found = replace(costs(item_s=0.001), pin_s=Table((1.0,), (0.05,), True))
+    assert total(found, 8, 2, pin_memory=True) > total(found, 8, 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_a_long_run_is_continued_at_the_steady_rate(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = costs(item_s=0.002, spread=(0.5, 1.0, 1.5), step=sleeping(0.01), overhead_s=0.0002)
+    continued = total(found, 8, workers, items=12_003)
+    monkeypatch.setattr(loader, "_MOST_BATCHES", 10_000)
+    assert continued == pytest.approx(total(found, 8, workers, items=12_003), rel=0.03)
+
+
+def test_stages_can_be_made_faster() -> None:
+    found = faster(costs(item_s=0.004, step=sleeping(0.02)), {"decode": 3, "step": 2})
+    assert found.worker_item_s.at(1) == pytest.approx(0.004 * 0.5)
+    assert found.step.host_s.at(1) == pytest.approx(0.01)
+    with pytest.raises(InputError, match="no stage named 'dekode'"):
+        faster(found, {"dekode": 2})
+    with pytest.raises(InputError, match="above 0"):
+        faster(found, {"decode": 0})
+
+
+@pytest.mark.parametrize(("size", "expected"), [(4, 3.0), (1, 2.25), (8, 4.0), (12, 5.0), (16, 6.0), (32, 10.0)])
+def test_tables_interpolate_and_extend(size: int, expected: float) -> None:
+    assert Table((8.0, 16.0), (4.0, 6.0)).at(size) == pytest.approx(expected)
+
+
+def test_a_table_below_its_first_size_is_never_less_than_in_proportion() -> None:
+    assert Table((8.0, 16.0), (4.0, 40.0)).at(4) == pytest.approx(2.0)
+    assert Table((8.0, 16.0), (4.0, 4.0), True).at(100) == pytest.approx(4.0)
+
+
+# ---------------------------------------------------------------- laws
+
+small = st.floats(min_value=0, max_value=0.05)
+some = st.fixed_dictionaries(
+    {
+        "item_s": st.floats(min_value=1e-5, max_value=0.02),
+        "spread": st.lists(st.floats(min_value=0.1, max_value=10), min_size=1, max_size=8).map(tuple),
+        "cores": st.integers(min_value=1, max_value=16),
+        "overhead_s": st.floats(min_value=0, max_value=0.01),
+        "slow": st.floats(min_value=1, max_value=1.5),
+        "step": small.map(sleeping),
+    }
+)
+batch, workers, prefetch = st.integers(1, 40), st.integers(0, 12), st.integers(1, 4)
+
+
+@settings(deadline=None, max_examples=150)
+@given(some, batch, workers, prefetch, st.integers(1, 200))
+def test_never_faster_than_the_work_allows(
+    parts: dict[str, Any], size: int, count: int, ahead: int, items: int
+) -> None:
+    found = costs(**parts)
+    load = Load(items=items)
+    seen = simulate(found, Setting(batch_size=size, num_workers=count, prefetch_factor=ahead), load)
+    batches = math.ceil(items / size)
+    least = found.spread.min() * found.worker_item_s.at(1)
+    step = found.step.host_s.at(1)
+    assert seen.total_s >= items * least / max(1.0, min(count or 1, found.cores)) - 1e-9
+    assert seen.total_s >= batches * step - 1e-9
+    assert seen.total_s >= min(size, items) * least + step - 1e-9
+    assert seen.first_batch_s <= seen.total_s + 1e-9
+    assert 0 <= seen.waited_s <= seen.total_s + 1e-9
+
+
+@settings(deadline=None, max_examples=150)
+@given(some, batch, workers, prefetch, st.integers(1, 200), st.integers(1, 16))
+def test_more_cores_are_never_slower(
+    parts: dict[str, Any], size: int, count: int, ahead: int, items: int, more: int
+) -> None:
+    few = costs(**parts)
+    many = replace(few, cores=few.cores + more)
+    setting = Setting(batch_size=size, num_workers=count, prefetch_factor=ahead)
+    slower, quicker = (simulate(each, setting, Load(items=items)).total_s for each in (few, many))
+    assert quicker <= slower * (1 + 1e-9) + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(some, batch, workers, st.integers(1, 200), st.integers(0, 5))
+def test_equal_seeds_give_equal_answers(parts: dict[str, Any], size: int, count: int, items: int, seed: int) -> None:
+    found = costs(**parts)
+    assert total(found, size, count, items=items, seed=seed) == total(found, size, count, items=items, seed=seed)
+
+
+@settings(deadline=None, max_examples=60)
+@given(some, batch, st.integers(1, 200))
+def test_without_workers_it_is_the_sum_of_its_parts(parts: dict[str, Any], size: int, items: int) -> None:
+    found = costs(**{**parts, "spread": (1.0,)})
+    batches = math.ceil(items / size)
+    parts_s = items * found.inline_item_s.at(1) + batches * (found.step.host_s.at(1) + found.inline_free_s.at(1))
+    assert total(found, size, 0, items=items) == pytest.approx(parts_s)
+
+
+@settings(deadline=None, max_examples=60)
+@given(some, batch, workers, prefetch, st.booleans(), st.booleans(), st.integers(1, 3), st.integers(1, 100))
+def test_every_kind_of_loader_comes_to_an_end(
+    parts: dict[str, Any], size: int, count: int, ahead: int, pinned: bool, ordered: bool, epochs: int, items: int
+) -> None:
+    found = costs(**parts)
+    setting = Setting(
+        batch_size=size, num_workers=count, prefetch_factor=ahead, pin_memory=pinned, persistent_workers=pinned
+    )
+    seen = simulate(found, setting, Load(items=items, epochs=epochs, in_order=ordered))
+    assert math.isfinite(seen.total_s)
+    assert len(seen.moments_s) == math.ceil(items / size)
