@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from stoker.errors import InputError
-from stoker.measure import attention, fake_cuda, masks, recurrent
+from stoker.measure import attention, composites, fake_cuda, masks, recurrent
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import DEFAULT_GPU, architecture
 from stoker.measure.fake_cuda import CUDA
@@ -44,6 +44,7 @@ def record(
     fake_cuda.install(backward=mode == "train")
     attention.install(card)
     recurrent.install()
+    composites.install()
     with fake_cuda.LazyBuild():
         model = passes.make_model(workload)
     example = _example(workload)

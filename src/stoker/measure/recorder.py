@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.measure import attention, recurrent, scratch
+from stoker.measure import attention, composites, recurrent, scratch
 from stoker.measure.allocation_log import Kind, Reduction, Storage
 from stoker.measure.architectures import Architecture
 from stoker.measure.fake_cuda import CUDA, META, Engine
@@ -33,7 +33,7 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _KERNELS: dict[Any, scratch.Kernel] = {**scratch.KERNELS, **recurrent.KERNELS}
-_WRITTEN_OUT: dict[Any, Callable[..., Any]] = WRITTEN_OUT | recurrent.WHOLE
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = WRITTEN_OUT | recurrent.WHOLE | composites.WRITTEN_OUT
 
 
 class Recorder(TorchDispatchMode):
@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             return kernel(self, func, args, kwargs)
         result = returned(func, args, kwargs)
-        if not self._summed_in_place(func, args, result):
+        if not self._in_place(func, args, result):
             self.born(result)
         return result
 
@@ -155,11 +155,16 @@ class Recorder(TorchDispatchMode):
         self.storages.append(Storage(fixed_bytes=0, operator=self._operator, reduction=reduction))
         self.events += [number, -number - 1]
 
-    def _summed_in_place(self, func: Any, args: Any, result: Any) -> bool:
-        """The engine adds gradients in place where it holds the last reference, but never under a dispatch mode."""
-        if func is not aten.add.Tensor or not Engine.state or not isinstance(args[1], torch.Tensor):
+    def _in_place(self, func: Any, args: Any, result: Any) -> bool:
+        """The engine adds gradients in place where it holds the last reference, and formulas write into fresh zeros,
+        but never under a dispatch mode."""
+        if not Engine.state or torch.is_grad_enabled():
             return False
-        if args[0].shape != args[1].shape or args[0].dtype != result.dtype:
+        if func is aten.add.Tensor:
+            alike = isinstance(args[1], torch.Tensor) and args[0].shape == args[1].shape
+        else:
+            alike = func in composites.IN_PLACE_BACKWARD
+        if not alike or args[0].dtype != result.dtype:
             return False
         old, new = args[0].untyped_storage(), result.untyped_storage()
         key = old._cdata
