@@ -1,9 +1,8 @@
-"""What only a GPU can show: every flag of a setting runs there, and running out of its memory is an outcome."""
+"""What only a GPU can show: every flag of a setting, running out of its memory, and the largest batch that was run."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from stoker import Extent, Setting
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
-HERE = Path(__file__).parent / "workloads" / "small.py"
 FEW = Extent(batches=4, warmup=2)
 
 
@@ -72,3 +70,107 @@ def test_doctor_describes_the_gpu() -> None:
     machine = json.loads(ran.stdout)
     assert machine["gpus"][0]["memory_total_bytes"] > 2**30
     assert machine["cuda"]["usable"]
+
+
+# ---------------------------------------------------------------- the largest batch
+
+MIB = 2**20
+NET = stoker.Named(spec="resnet18", data="device")
+
+
+def outcomes_of(found: stoker.Limit) -> dict[int, str]:
+    return {probe.batch_size: probe.outcome for probe in found.probes}
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_auto_gives_a_size_that_ran_with_a_failure_right_above(mode: Any) -> None:
+    found = stoker.limit(NET, gpu_memory="1GiB", mode=mode)
+    tried = outcomes_of(found)
+    assert found.ran
+    assert tried[found.max_batch] == "done"
+    above = [size for size, outcome in tried.items() if outcome == "oom" and size > found.max_batch]
+    assert min(above) - found.max_batch <= max(1, int(0.01 * found.max_batch))
+    assert found.comfortable_batch is None or found.comfortable_batch <= found.max_batch
+    assert found.predicted_batch is not None
+
+
+def test_search_and_auto_agree() -> None:
+    auto, search = (stoker.limit(NET, gpu_memory="1GiB", method=method) for method in ("auto", "search"))
+    assert auto.max_batch == pytest.approx(search.max_batch, rel=0.03)
+
+
+def test_two_points_and_doubling_answer() -> None:
+    two = stoker.limit(NET, gpu_memory="4GiB", method="two-point")
+    assert [probe.batch_size for probe in two.probes] == [10, 50]
+    assert len(two.probes[0].reserved_samples) == 20
+    assert two.probes[1].input_bytes == 50 * 3 * 224 * 224 * 4
+    assert two.probes[1].output_bytes == 50 * 1000 * 4
+    assert stoker.limit(NET, gpu_memory="4GiB", method="two-point", gpus=2).max_batch == pytest.approx(
+        2 * two.max_batch, abs=2
+    )
+    doubling = stoker.limit(NET, gpu_memory="4GiB", method="doubling")
+    assert doubling.max_batch & (doubling.max_batch - 1) == 0
+
+
+def test_advice_is_predicted_and_run() -> None:
+    found = stoker.limit(NET, gpu_memory="8GiB", mode="infer", advise=True)
+    primed, expandable = found.remedies
+    assert primed.max_batch >= found.max_batch
+    assert primed.predicted_batch is not None
+    assert expandable.max_batch >= found.max_batch
+
+
+def test_a_budget_beyond_the_card_is_refused() -> None:
+    with pytest.raises(stoker.StokerError, match="was asked for"):
+        stoker.limit(NET, gpu_memory="100TiB")
+
+
+def test_a_model_too_large_for_its_budget_says_by_how_much() -> None:
+    with pytest.raises(stoker.StokerError, match="not even a batch of 1"):
+        stoker.limit(stoker.Named(spec="vit_l_16", data="device"), gpu_memory="1GiB", mode="train")
+
+
+def test_a_live_model_comes_back_as_it_was() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.BatchNorm2d(64), torch.nn.AdaptiveAvgPool2d(1))
+    model = torch.nn.Sequential(model, torch.nn.Flatten(), torch.nn.Linear(64, 10)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    batch = (torch.randn(4, 3, 64, 64, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda"))
+    loss = torch.nn.CrossEntropyLoss()
+    loss(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.backends.cudnn.benchmark = True
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = [{name: value.clone() for name, value in values.items()} for values in optimizer.state.values()]
+    chance, allocated = torch.cuda.get_rng_state(), torch.cuda.memory_allocated()
+    try:
+        found = stoker.limit(model, batch, gpu_memory="1GiB", loss=loss, optimizer=optimizer)
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.backends.cudnn.benchmark = False
+    assert found.ran
+    assert outcomes_of(found)[found.max_batch] == "done"
+    assert "oom" in outcomes_of(found).values()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for kept, values in zip(state, optimizer.state.values(), strict=True):
+        assert all(torch.equal(value, kept[name]) for name, value in values.items())
+    assert torch.equal(torch.cuda.get_rng_state(), chance)
+    assert torch.cuda.memory_allocated() - allocated <= 80 * MIB, "what cuBLAS and cuDNN keep for good, and no more"
+
+
+def test_a_live_model_whose_step_fails_comes_back_too() -> None:
+    model = torch.nn.Linear(8, 8).cuda()
+    before = model.weight.clone()
+    with pytest.raises(stoker.StokerError, match="not for want of memory"):
+        stoker.limit(model, torch.randn(4, 9, device="cuda"), gpu_memory="1GiB")
+    assert torch.equal(model.weight, before)
+
+
+def test_someone_else_on_the_card_is_taken_off_and_said() -> None:
+    held = torch.empty(2 * 2**30, dtype=torch.uint8, device="cuda")
+    found = stoker.limit(NET, gpu_memory="1GiB")
+    free, total = torch.cuda.mem_get_info()
+    assert found.gpu_memory_bytes == 2**30
+    with pytest.raises(stoker.StokerError):
+        stoker.limit(NET, gpu_memory=free + 2**30, reserve=free + 2**29)
+    assert held.numel() > 0

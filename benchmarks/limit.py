@@ -1,0 +1,361 @@
+"""The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
+
+python benchmarks/limit.py [--limit 480] [--alone] [--output FOLDER]
+
+A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
+of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers). Rows
+that the result file has are not run again, so that several visits add up.
+"""
+
+import json
+import math
+import os
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from common import arguments, say, write
+
+Row = dict[str, Any]
+GIB = 2**30
+CARD_GIB = 132
+MODELS = [
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet152",
+    "alexnet",
+    "densenet201",
+    "vit_b_16",
+    "hf/bert-base-uncased",
+    "mobilenet_v2",
+    "efficientnet_v2_s",
+    "vit_b_32",
+    "r3d_18",
+    "hf/roberta-base",
+    "resnet101",
+    "vit_l_16",
+    "vit_l_32",
+    "efficientnet_v2_l",
+    "timm/convnext_tiny",
+    "timm/mixer_b16_224",
+    "timm/regnety_016",
+    "timm/deit_small_patch16_224",
+]
+ALONE = MODELS[:8]
+MORE = ["resnet18", "resnet50", "alexnet", "densenet201", "vit_b_16", "hf/bert-base-uncased"]
+
+
+def question(model: str, gib: int = 16, mode: str = "train", precision: str = "fp32", **more: Any) -> Row:
+    optimizer = more.get("optimizer", "momentum" if mode == "train" else None)
+    return {"model": model, "gib": gib, "mode": mode, "precision": precision, "optimizer": optimizer}
+
+
+def questions() -> list[Row]:
+    rows = [question(model) for model in MODELS]
+    rows += [question(model, 24, "infer") for model in MORE]
+    rows += [question(model, precision="bf16") for model in MORE]
+    rows += [question(model, optimizer="adamw") for model in MORE]
+    rows += [question(model, gib) for gib in (11, 40, 80) for model in MORE]
+    return rows
+
+
+def key(row: Row) -> str:
+    return f"{row['model']} {row['mode']} {row['precision']} {row['optimizer']} {row['gib']}"
+
+
+# ---------------------------------------------------------------- one row
+
+
+def asked(row: Row) -> dict[str, Any]:
+    names = ("mode", "precision", "optimizer")
+    return {"gpu_memory": row["gib"] * GIB, **{name: row[name] for name in names}}
+
+
+def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
+    """Every method's answer to one question. `full` adds the thesis' methods, `peers` the other tools."""
+    import stoker
+    from stoker.errors import StokerError
+
+    began = perf_counter()
+    source = stoker.Named(spec=row["model"], data="device")
+    found: Row = {**row, "key": key(row), "alone": peers}
+    _warm(row)
+    found["auto"] = brief(stoker.limit(source, method="auto", **asked(row)))
+    auto = found["auto"]["max_batch"]
+    if not peers:
+        failed = [probe["batch_size"] for probe in found["auto"]["probes"] if not probe["ran"]]
+        found["truth"] = truth(row, auto, failed)
+    for method in ("two-point", "doubling") if full else ():
+        try:
+            found[method] = brief(stoker.limit(source, method=method, **asked(row)))
+        except StokerError as error:
+            found[method] = {"problem": str(error)}
+    if peers and perf_counter() - began < budget_s:
+        for name, run in (("lightning", lightning), ("accelerate", accelerate)):
+            found[name] = in_child(run, row, auto)
+    found["wall_s"] = perf_counter() - began
+    return found
+
+
+def _warm(row: Row) -> None:
+    """The process that tries are forked from is there, and has what the model needs, before time counts."""
+    from stoker.measure import isolate
+
+    isolate.value(isolate.run(_nothing, (), kind=int))
+
+
+def _nothing(emit: Any) -> int:
+    return 0
+
+
+def brief(found: Any) -> Row:
+    return {
+        "max_batch": found.max_batch,
+        "interval": list(found.interval),
+        "comfortable_batch": found.comfortable_batch,
+        "predicted_batch": found.predicted_batch,
+        "predicted_interval": list(found.predicted_interval) if found.predicted_interval else None,
+        "seconds": found.seconds,
+        "notes": list(found.notes),
+        "probes": [
+            {
+                "batch_size": probe.batch_size,
+                "ran": probe.outcome == "done",
+                "peak_bytes": probe.peak_bytes,
+                "reserved_bytes": probe.reserved_bytes,
+                "retries": probe.retries,
+                "seconds": probe.seconds,
+            }
+            for probe in found.probes
+        ],
+    }
+
+
+def in_child(function: Any, *arguments: Any) -> Any:
+    from stoker.measure import isolate
+
+    ended = isolate.run(function, arguments, kind=dict, timeout_s=200)
+    if ended.result is not None:
+        return ended.result
+    return {"problem": (ended.failure.sentence if ended.failure else ended.output)[-300:] or ended.how}
+
+
+def truth(row: Row, auto: int, failed: list[int]) -> Row:
+    """The band: the answer run three times more, then sizes around it, each in a fresh process."""
+    found: Row = in_child(_truth, row, auto, failed)
+    return found
+
+
+def _truth(row: Row, auto: int, failed: list[int], emit: Any) -> Row:
+    from stoker.measure.allocations import OPTIMIZERS
+    from stoker.measure.attempts import Cradle, Job
+    from stoker.measure.trial import Named, opened
+
+    workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
+    if row["optimizer"]:
+        workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"]])
+    job = Job(mode=row["mode"], precision=row["precision"], device="cuda", budget_bytes=row["gib"] * GIB)
+    cradle = Cradle(workload, job, lazy=True)
+    tries: dict[int, bool] = dict.fromkeys(failed, False)
+
+    def runs(size: int) -> bool:
+        emit("phase", f"{size}")
+        if size not in tries:
+            tries[size] = cradle.attempt(size).outcome == "done"
+        return tries[size]
+
+    again = [cradle.attempt(auto).outcome for _ in range(3)]
+    tries[auto] = all(outcome == "done" for outcome in again)
+    low, high = auto, min((size for size in failed if size > auto), default=auto * 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    for share in (0.01, 0.02, 0.04):
+        runs(high + max(1, int(share * high)))
+    ran = [size for size, fits in tries.items() if fits]
+    broken = [size for size, fits in tries.items() if not fits]
+    return {
+        "last_ran": max(ran),
+        "first_failed": min(broken, default=None),
+        "edge": low,
+        "tries": {str(size): fits for size, fits in sorted(tries.items())},
+        "again": again,
+    }
+
+
+# ---------------------------------------------------------------- the peers
+
+
+def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
+    """The same model, optimizer and items for another tool; the allocator capped as ours is."""
+    import torch
+    from torch.utils.data import Dataset
+
+    from stoker.measure.allocations import OPTIMIZERS
+    from stoker.measure.trial import Named, opened
+    from stoker.workload import passes
+
+    workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
+    workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"] or "momentum"])
+    item = passes.make_dataset(workload)[0]
+
+    class Same(Dataset[Any]):
+        def __len__(self) -> int:
+            return 100_000
+
+        def __getitem__(self, index: int) -> Any:
+            return item
+
+    model = passes.make_model(workload)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
+    return workload, model, Same()
+
+
+def lightning(row: Row, auto: int, emit: Any) -> Row:
+    """Lightning's batch size finder, by doubling and bisection in one process."""
+    import logging
+    import warnings
+
+    import pytorch_lightning as lit  # type: ignore[import-not-found,unused-ignore]
+    from pytorch_lightning.tuner.tuning import Tuner  # type: ignore[import-not-found,unused-ignore]
+    from torch.utils.data import DataLoader
+
+    from stoker.workload import passes
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    began = perf_counter()
+    workload, model, items = _peer_parts(row, emit)
+
+    class Module(lit.LightningModule):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.batch_size = model, 2
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            inputs, target = passes.split(batch)
+            return passes.loss_of(workload, passes.forward(workload, self.model, inputs), target)
+
+        def configure_optimizers(self) -> Any:
+            return passes.make_optimizer(workload, self.model)
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(items, batch_size=self.batch_size)
+
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
+    trainer = lit.Trainer(accelerator="gpu", devices=1, enable_model_summary=False, **options)
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", max_trials=25)
+    return {"max_batch": found, "seconds": perf_counter() - began}
+
+
+def accelerate(row: Row, auto: int, emit: Any) -> Row:
+    """accelerate's finder, which only goes down, from the power of two above the answer."""
+    import torch
+    from accelerate.utils import find_executable_batch_size  # type: ignore[import-not-found,unused-ignore]
+    from torch.utils.data import default_collate
+
+    from stoker.workload import passes
+
+    began = perf_counter()
+    workload, model, items = _peer_parts(row, emit)
+    model = model.to("cuda")
+
+    @find_executable_batch_size(starting_batch_size=2 ** math.ceil(math.log2(auto + 1)))  # type: ignore[untyped-decorator,unused-ignore]
+    def train(batch_size: int) -> int:
+        optimizer = passes.make_optimizer(workload, model)
+        for _ in range(3):
+            batch = passes.to_device(default_collate([items[0]] * batch_size), "cuda")
+            inputs, target = passes.split(batch)
+            passes.loss_of(workload, passes.forward(workload, model, inputs), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
+        return batch_size
+
+    return {"max_batch": train(), "seconds": perf_counter() - began}
+
+
+# ---------------------------------------------------------------- many rows
+
+
+def side_by_side(rows: list[Row], deadline: float, keep: Any) -> None:
+    """As many rows at once as the card holds; new ones are begun until the time is up."""
+    waiting, free = list(rows), CARD_GIB
+    running: dict[Future[Row], int] = {}
+    pool = ProcessPoolExecutor(7, mp_context=get_context("spawn"))
+    try:
+        while waiting or running:
+            for row in list(waiting):
+                need = row["gib"] + 2
+                if need <= free and len(running) < 7 and time.monotonic() < deadline - 30:
+                    waiting.remove(row)
+                    full = row["gib"] == 16 and row["optimizer"] == "momentum" and row["precision"] == "fp32"
+                    running[pool.submit(answer, row, full=full, peers=False, budget_s=0)] = need
+                    free -= need
+            if not running or time.monotonic() > deadline:
+                break
+            done, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
+            for future in done:
+                free += running.pop(future)
+                keep(future)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def line(row: Row) -> str:
+    auto, truth_ = row["auto"], row.get("truth", {})
+    told = auto["predicted_batch"]
+    edge = truth_.get("edge", 0)
+    error = f"{told / edge - 1:+.1%}" if told and edge else "-"
+    parts = [f"{row['key']:52s} edge {edge} first {truth_.get('first_failed')} last {truth_.get('last_ran')}"]
+    parts.append(
+        f"auto {auto['max_batch']} ({auto['seconds']:.1f} s, {len(auto['probes'])} tries) trace {told} {error}"
+    )
+    parts += [
+        f"{name} {row[name].get('max_batch', row[name].get('problem', '')[:60])} ({row[name].get('seconds', 0):.1f} s)"
+        for name in ("two-point", "doubling", "lightning", "accelerate")
+        if name in row
+    ]
+    return "  ".join(parts)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
+    parser.add_argument("--alone", action="store_true", help="the rows with peers, one after another")
+    parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
+    options = parser.parse_args()
+    deadline = time.monotonic() + options.limit
+    name = "limit-alone" if options.alone else "limit"
+    rows: list[Row] = []
+    if options.previous and options.previous.exists():
+        rows = json.loads(options.previous.read_text(encoding="utf-8"))["rows"]
+    have = {row["key"] for row in rows}
+
+    def keep(future: Any) -> None:
+        try:
+            rows.append(future.result() if isinstance(future, Future) else future)
+        except Exception as error:
+            say(f"a row failed: {type(error).__name__}: {error}"[:300])
+            return
+        say(line(rows[-1]))
+        write(options.output, name, rows)
+
+    if options.alone:
+        for model in ALONE:
+            if key(question(model)) not in have and time.monotonic() < deadline - 40:
+                left = deadline - time.monotonic()
+                keep(answer(question(model), full=False, peers=True, budget_s=left - 40))
+    else:
+        side_by_side([row for row in questions() if key(row) not in have], deadline, keep)
+    say(f"{len(rows)} rows")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
