@@ -2,10 +2,13 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.measure import attention, composites, recurrent, scratch
@@ -19,6 +22,7 @@ TRACED_BATCH = 251
 """A prime: a size that it divides grows with the batch, one that its square divides with the square of it."""
 
 _FUSED_WORKSPACE_BYTES = 2**20
+_HOST_NUMEL = 2**16
 
 aten = torch.ops.aten
 _DEVICE_QUESTION = torch.ops.prim.device.default
@@ -61,6 +65,9 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_QUESTION:
             return self._where(args[0])
+        if _is_host_work(func, args, kwargs):
+            with no_dispatch():
+                return func(*args, **kwargs)
         if Engine.state == "root" and not torch.is_grad_enabled():
             Engine.state = "inside"
         device = kwargs.get("device")
@@ -189,6 +196,32 @@ class Recorder(TorchDispatchMode):
             self._kept.add(what)
             self.storages.append(Storage(fixed_bytes=size, kind=kind, operator=self._operator))
             self.events.append(len(self.storages) - 1)
+
+
+def _is_host_work(func: Any, args: Any, kwargs: Any) -> bool:
+    """Small tensors that never leave the CPU are real, so that code can read them: a coin that is tossed, a list of
+    rates."""
+    device = kwargs.get("device")
+    if device is not None and device.type != "cpu":
+        return False
+    tensors = list(_tensors((*args, *kwargs.values())))
+    if tensors:
+        return not any(isinstance(tensor, FakeTensor) or tensor.numel() > _HOST_NUMEL for tensor in tensors)
+    shape = args[0] if args and isinstance(args[0], list | tuple) else ()
+    return _makes_tensors(func) and all(isinstance(side, int) for side in shape) and prod(shape) <= _HOST_NUMEL
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+@functools.cache
+def _makes_tensors(func: Any) -> bool:
+    return any(argument.name == "device" for argument in func._schema.arguments)
 
 
 @functools.cache
