@@ -33,11 +33,13 @@ def record(
     *,
     gpu: str = DEFAULT_GPU,
     validate: bool = False,
+    channels_last: bool = False,
 ) -> AllocationLog:
     """Log one step of a workload on a fake CUDA device. Runs in a process of its own: it changes torch for good.
 
     `gpu` names the card, whose generation decides on kernels; with `validate`, training is followed by a pass over the
-    validation data (the training data where a workload has none) at the same batch size.
+    validation data (the training data where a workload has none) at the same batch size; with `channels_last`, model
+    and images are in that layout.
     """
     began = perf_counter()
     card = architecture(gpu)
@@ -52,8 +54,8 @@ def record(
     masks.answer_from(example)
     log = Recorder(card)
     with fake_cuda.fake_tensors(), log:
-        fake_cuda.to_fake_cuda(model, log.born).train(mode == "train")
-        step = _Step(workload, model, mode, precision, optimizer)
+        fake_cuda.to_fake_cuda(model, log.born, channels_last=channels_last).train(mode == "train")
+        step = _Step(workload, model, mode, precision, optimizer, channels_last)
         log.steps_begin()
         init = len(log.events)
         step(example)
@@ -88,9 +90,15 @@ class _Step:
     """One step as the loop makes it: the batch on the device, forward, backward, update."""
 
     def __init__(
-        self, workload: Workload, model: torch.nn.Module, mode: Mode, precision: Precision, optimizer: str | None
+        self,
+        workload: Workload,
+        model: torch.nn.Module,
+        mode: Mode,
+        precision: Precision,
+        optimizer: str | None,
+        channels_last: bool,
     ) -> None:
-        self._workload, self._model, self._mode = workload, model, mode
+        self._workload, self._model, self._mode, self._channels_last = workload, model, mode, channels_last
         self._dtype = _DTYPES.get(precision)
         chosen = workload.with_(optimizer=OPTIMIZERS[optimizer]) if optimizer else workload
         self._optimizer = passes.make_optimizer(chosen, model) if mode == "train" else None
@@ -100,7 +108,7 @@ class _Step:
         if self._mode == "infer":
             self.infer(example)
             return
-        batch = _inflated(example)  # a loop holds on to its batch to the end of the step
+        batch = _inflated(example, self._channels_last)  # a loop holds on to its batch to the end of the step
         with self._autocast():
             loss = self._loss(batch)
         if loss is None:
@@ -118,7 +126,7 @@ class _Step:
     def infer(self, example: Any) -> None:
         self._model.eval()
         with torch.inference_mode(), self._autocast():
-            self._forward(_inflated(example))
+            self._forward(_inflated(example, self._channels_last))
 
     def _autocast(self) -> Any:
         return torch.autocast("cuda", dtype=self._dtype) if self._dtype else nullcontext()
@@ -159,13 +167,14 @@ def _items(dataset: Any) -> Iterator[Any]:
     return (dataset[index] for index in range(len(dataset)))
 
 
-def _inflated(example: Any) -> Any:
+def _inflated(example: Any, channels_last: bool) -> Any:
     """The example as fake CUDA tensors, with the traced batch in the place of its few items."""
 
     def grow(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)
         if shape and shape[0] == _EXAMPLE_ITEMS:
             shape[0] = TRACED_BATCH
-        return torch.empty(shape, dtype=tensor.dtype, device=CUDA)
+        layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+        return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)
 
     return mapped(example, grow)

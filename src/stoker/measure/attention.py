@@ -42,7 +42,7 @@ def chosen(
     enable_gqa: bool = False,
 ) -> Any:
     """Scaled dot-product attention by the kernel that torch takes on this architecture."""
-    name = kernel(query, key, value, mask, dropout, causal)
+    name = kernel(query, key, value, mask, causal)
     used.add(name)
     learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if mask is not None and mask.dtype == torch.bool:
@@ -62,19 +62,20 @@ def chosen(
     )[0]
 
 
-def kernel(query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool) -> str:
+def kernel(query: Any, key: Any, value: Any, mask: Any = None, causal: bool = False) -> str:
     """The name of the kernel: cudnn, flash, efficient or math."""
     if query.dim() != 4 or query.shape[2] == 0 or key.shape[2] == 0:
         return "math"
     half = query.dtype in _HALF and (query.dtype != torch.bfloat16 or _architecture.major >= 8)
-    if half and _architecture.prefers_cudnn_attention and _cudnn_takes(query, key, value, dropout):
+    learned = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    if half and _architecture.prefers_cudnn_attention and not learned and _cudnn_takes(query, key, value):
         return "cudnn"
     if half and _architecture.has_flash_attention and _flash_takes(query, key, value, mask, causal):
         return "flash"
     return "efficient" if _efficient_takes(query, key, value, half) else "math"
 
 
-def _cudnn_takes(query: Any, key: Any, value: Any, dropout: float) -> bool:
+def _cudnn_takes(query: Any, key: Any, value: Any) -> bool:
     version = torch.backends.cudnn.version()
     if version is not None and version <= _FIRST_PREFERRED_CUDNN:
         return False
@@ -121,3 +122,6 @@ def _expanded(mask: Any, query: Any, key: Any) -> Any:
     if mask is None:
         return None
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+WRITTEN_OUT: dict[Any, Any] = {aten.scaled_dot_product_attention.default: chosen}

@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -19,10 +19,14 @@ from stoker.errors import StokerError
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
 from stoker.measure import isolate
+from stoker.measure.others import Others
 from stoker.measure.trial import Named, OnEvent, calmly, first_guess, judge, opened
 from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, encode
 from stoker.units import format_seconds
 from stoker.workload.definition import Workload
+
+if TYPE_CHECKING:
+    from stoker.measure.pipeline import Opened
 
 R = TypeVar("R")
 
@@ -141,7 +145,7 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
                 return True
 
 
-def _one(bench: Any, job: Job, subject: Subject, emit: isolate.Emit) -> Trial:
+def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit) -> Trial:
     from stoker.measure import outcomes
 
     state: dict[str, Any] = {"subject": subject}
@@ -156,7 +160,10 @@ def _one(bench: Any, job: Job, subject: Subject, emit: isolate.Emit) -> Trial:
 
     try:
         dataset = Repeats(bench.dataset, job.repeats) if job.repeats else None
-        return bench.run(job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s)  # type: ignore[no-any-return]
+        others = Others()
+        trial = bench.run(job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s)
+        note = others.note()
+        return msgspec.structs.replace(trial, notes=(*trial.notes, note)) if note else trial
     except _TooLong as error:
         _left.append(error)
         sentence = f"not over after {format_seconds(job.limit_s or 0.0)}"

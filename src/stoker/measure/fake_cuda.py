@@ -7,7 +7,7 @@ registering the backend breaks autograd on a real GPU.
 """
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -137,7 +137,9 @@ def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
     return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
-def to_fake_cuda(model: torch.nn.Module, on_made: Callable[[torch.Tensor], None]) -> torch.nn.Module:
+def to_fake_cuda(
+    model: torch.nn.Module, on_made: Callable[[torch.Tensor], None], *, channels_last: bool = False
+) -> torch.nn.Module:
     """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -149,7 +151,7 @@ def to_fake_cuda(model: torch.nn.Module, on_made: Callable[[torch.Tensor], None]
                 if tensor is None:
                     continue
                 if id(tensor) not in made:
-                    made[id(tensor)] = (tensor, _fake(tensor))
+                    made[id(tensor)] = (tensor, _fake(tensor, channels_last))
                     on_made(made[id(tensor)][1])
                 tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
 
@@ -157,11 +159,18 @@ def to_fake_cuda(model: torch.nn.Module, on_made: Callable[[torch.Tensor], None]
     return model
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    fake = fresh(tensor.shape, tensor.dtype, tensor.stride())
+def _fake(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    stride = last_strides(tensor.shape) if channels_last and tensor.dim() == 4 else tensor.stride()
+    fake = fresh(tensor.shape, tensor.dtype, stride)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(fake, tensor.requires_grad)
     return fake
+
+
+def last_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a batch of images with its channels last."""
+    _, channels, height, width = shape
+    return height * width * channels, 1, width * channels, channels
 
 
 class _Current:

@@ -37,7 +37,9 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _KERNELS: dict[Any, scratch.Kernel] = {**scratch.KERNELS, **recurrent.KERNELS}
-_WRITTEN_OUT: dict[Any, Callable[..., Any]] = WRITTEN_OUT | recurrent.WHOLE | composites.WRITTEN_OUT
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = (
+    attention.WRITTEN_OUT | WRITTEN_OUT | recurrent.WHOLE | composites.WRITTEN_OUT
+)
 
 
 class Recorder(TorchDispatchMode):
@@ -80,16 +82,12 @@ class Recorder(TorchDispatchMode):
             self._operator = before
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is aten.scaled_dot_product_attention.default:
-            return attention.chosen(*args, **kwargs)
         if func in _WRITTEN_OUT:
             with self:
                 return _WRITTEN_OUT[func](*args, **kwargs)
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # without autograd's keys composites arrive whole
-                result = func.decompose(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func in _MATRIX_PRODUCTS:
             self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         kernel = _KERNELS.get(func)

@@ -24,7 +24,7 @@ def fit(probes: Probes) -> Costs:
     if not loads:
         raise InputError("these probes have no loading run in them; probe again")
     inline = [run for run in loads if run.num_workers == 0]
-    single = [run for run in loads if run.num_workers == 1] or inline
+    single = [run for run in loads if run.num_workers == 1] or inline or loads
     moved = [*single, *(run for run in probes.of("transport") if run.began_s)]
     many = [run for run in probes.of("load", "slow", "transport") if run.num_workers and run.began_s]
     usual = _usual([*inline, *single])

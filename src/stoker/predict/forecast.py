@@ -1,6 +1,7 @@
 """What a setting would cost, from probes: a time with an interval, and what would limit it."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from statistics import median
 
@@ -51,6 +52,15 @@ class Predictor:
         fitted = fit(probes)
         self.residual = _residual(fitted, probes)
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
+
+    def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
+        """The same, with some stages so many times faster, or items that take so much of what they do."""
+        other = copy(self)
+        costs = faster(self.costs, faster_stages)
+        other.costs = replace(
+            costs, worker_item_s=costs.worker_item_s.scaled(item), inline_item_s=costs.inline_item_s.scaled(item)
+        )
+        return other
 
     def predict(
         self,
@@ -162,3 +172,32 @@ def with_pinning(setting: Setting, probes: Probes) -> Setting:
     """The setting with the choice about pinned memory made as the probes made it."""
     pinned = any(run.pinned for run in probes.runs) if setting.pin_memory is None else setting.pin_memory
     return msgspec.structs.replace(setting, pin_memory=pinned)
+
+
+_GRID_WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def landscape(predictor: Predictor, probes: Probes, items: int, *, epochs: int = 1) -> list[Prediction]:
+    """Every batch size between the least and the largest that were probed, with workers up to twice the cores."""
+    sizes = [run.batch_size for run in probes.runs]
+    least, most = min(sizes), max(sizes)
+    between = [2**power for power in range(31) if least <= 2**power <= most]
+    counts = [count for count in _GRID_WORKERS if count <= 2 * max(1.0, predictor.costs.cores)]
+    settings = [
+        with_pinning(Setting(batch_size=size, num_workers=count), probes)
+        for size in sorted({least, *between, most})
+        for count in counts
+    ]
+    return [predictor.predict(setting, items, epochs=epochs) for setting in settings]
+
+
+def parse_faster(texts: Sequence[str]) -> dict[str, float]:
+    """`decode=2x`, `step=3`."""
+    changes = {}
+    for text in texts:
+        name, _, times = text.partition("=")
+        try:
+            changes[name.strip()] = float(times.strip().removesuffix("x"))
+        except ValueError:
+            raise InputError(f"{text!r} is no change; write it like decode=2x") from None
+    return changes

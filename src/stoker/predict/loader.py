@@ -10,7 +10,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stoker.predict.cores import Cores, Then
 from stoker.predict.costs import Costs
@@ -118,16 +117,17 @@ def _loop(
     return _Loader(costs, setting, load, sizes, draws, costs.cores if cores is None else cores, fresh=fresh).run()
 
 
-def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> NDArray[np.float64]:
+def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[float]:
     """How each batch's items differ from the mean: resampled from what was seen, a mean over the batch's items."""
     if costs.by_batch or len(costs.spread) == 1:
-        return np.asarray(rng.choice(costs.spread, size=len(sizes)))
+        return [float(value) for value in rng.choice(costs.spread, size=len(sizes))]
     drawn = rng.choice(costs.spread, size=sum(sizes))
     ends = np.cumsum(sizes)
-    return np.asarray(np.add.reduceat(drawn, np.concatenate([[0], ends[:-1]])) / np.asarray(sizes))
+    sums = np.add.reduceat(drawn, np.concatenate([[0], ends[:-1]]))
+    return [float(value) for value in sums / np.asarray(sizes)]
 
 
-def _alone(costs: Costs, sizes: list[int], draws: NDArray[np.float64]) -> Seen:
+def _alone(costs: Costs, sizes: list[int], draws: list[float]) -> Seen:
     """No workers: load, step, free, one after another."""
     seen = Seen()
     now = device_free = 0.0
@@ -162,7 +162,7 @@ class _Loader:
         setting: Setting,
         load: Load,
         sizes: list[int],
-        draws: NDArray[np.float64],
+        draws: list[float],
         cores: float,
         *,
         fresh: bool,

@@ -10,8 +10,10 @@ import msgspec
 from stoker.errors import MachineError
 from stoker.measure.spans import Span, steady, whole
 from stoker.measure.stalls import Stalls
+from stoker.predict.forecast import Prediction
 from stoker.records import Disk, Machine, Trial
-from stoker.tune.advise import verdict
+from stoker.tune.advise import remedies_of, verdict
+from stoker.tune.plan import Plan
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
@@ -30,6 +32,9 @@ def trial_document(trial: Trial) -> dict[str, Any]:
     document["steady"] = _steady_document(steady(trial))
     judged = verdict(trial)
     document["verdict"] = msgspec.to_builtins(judged) if judged else None
+    document["remedies"] = [
+        {**msgspec.to_builtins(remedy), "sentence": remedy.sentence} for remedy in remedies_of(trial)
+    ]
     return document
 
 
@@ -52,6 +57,26 @@ def stalls_document(stalls: Stalls) -> dict[str, Any]:
         "fetch_share": stalls.fetch if stalls.finished else None,
         "trials": {name: trial_document(getattr(stalls, name)) for name in ("memory", "cached", "cold")},
     }
+
+
+def prediction_document(found: Prediction) -> dict[str, Any]:
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    return document
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """A plan, with the figures derived from its samples beside them."""
+    document: dict[str, Any] = msgspec.to_builtins(plan)
+    document["gain"] = plan.gain
+    document["line"] = plan.line
+    if plan.measured is not None:
+        document["measured"]["total_s"] = plan.measured.total_s
+    rows = [*zip(document["candidates"], plan.candidates, strict=True), (document["current"], plan.current)]
+    for row, candidate in rows:
+        if candidate is not None and candidate.measured is not None:
+            row["measured"]["total_s"] = candidate.measured.total_s
+    document["remedies"] = [{**msgspec.to_builtins(remedy), "sentence": remedy.sentence} for remedy in plan.remedies]
+    return document
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:

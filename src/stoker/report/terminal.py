@@ -9,7 +9,8 @@ from rich.text import Text
 from stoker.measure.spans import Span, steady, whole
 from stoker.measure.stalls import Stalls, loop_s
 from stoker.records import Trial
-from stoker.tune.advise import verdict
+from stoker.report.plans import remedy_lines
+from stoker.tune.advise import remedies_of, verdict
 from stoker.units import format_bytes, format_seconds
 
 _HIDE_BELOW = 0.002
@@ -47,6 +48,7 @@ def profile_view(trial: Trial) -> RenderableType:
         parts += [
             Text(),
             Text.assemble(("Bottleneck: ", "bold"), (judged.bottleneck, "bold red"), f" — {judged.sentence}."),
+            *remedy_lines(remedies_of(trial)),
         ]
     return Group(*parts)
 

@@ -1,7 +1,15 @@
-"""Why a run takes as long as it does: one bottleneck, and what it costs."""
+"""Why a run takes as long as it does: one bottleneck, and what it costs; and what would help, by predicted gain."""
 
+from collections.abc import Iterator
+
+import msgspec
+
+from stoker.errors import InputError
 from stoker.measure.spans import COMPUTE, Span, steady, whole
-from stoker.records import Trial, Verdict
+from stoker.predict.forecast import Predictor
+from stoker.predict.probes import Facts, Probes, run_of
+from stoker.records import Record, Setting, Trial, Verdict
+from stoker.units import format_bytes, format_seconds
 
 _DOING = {
     "read": "reading",
@@ -78,3 +86,98 @@ def _computing(span: Span) -> Verdict:
         f"it waits for data {span.share('wait'):.0%}"
     )
     return Verdict(bottleneck=stage, share=span.share(stage), sentence=sentence)
+
+
+# ---------------------------------------------------------------- what would help
+
+_WORTH = 0.03
+"""A change that is predicted to save less than this is not worth naming."""
+
+
+class Remedy(Record, frozen=True):
+    """One change, and the predicted seconds before and after it."""
+
+    change: str
+    before_s: float
+    after_s: float
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.change}: {format_seconds(self.before_s)} → {format_seconds(self.after_s)}"
+
+
+def remedies(predictor: Predictor, setting: Setting, items: int, *, epochs: int = 1) -> list[Remedy]:
+    """Concrete changes that are predicted to save time, the best first; or the one that will not help, said."""
+    now = predictor.predict(setting, items, epochs=epochs)
+    found = [
+        Remedy(change=change, before_s=now.total_s, after_s=after)
+        for change, after in _changes(predictor, setting, items, epochs)
+        if after < now.total_s * (1 - _WORTH)
+    ]
+    found.sort(key=lambda remedy: remedy.after_s)
+    if now.wait_share < 0.1:
+        share = 1 - now.wait_share
+        said = f"more workers will not help, as the device works {share:.0%} of the time"
+        found.append(Remedy(change=said, before_s=now.total_s, after_s=now.total_s))
+    return found
+
+
+def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[tuple[str, float]]:
+    """Each change in words, with the seconds it would take."""
+
+    def seconds(using: Predictor, **changes: int | bool) -> float:
+        return using.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
+
+    cores = max(1, int(predictor.costs.cores))
+    counts = {count for count in (0, 1, 2, 4, 8, 16, cores) if count <= cores and count != setting.num_workers}
+    best = min(((seconds(predictor, num_workers=count), count) for count in counts), default=None)
+    if best:
+        yield f"workers {setting.num_workers} → {best[1]}", best[0]
+    sizes = {max(1, setting.batch_size // factor) for factor in (2, 4)} | {setting.batch_size * 2}
+    after, size = min((seconds(predictor, batch_size=size), size) for size in sizes)
+    yield f"batch {setting.batch_size} → {size}", after
+    if epochs > 1 and setting.num_workers and not setting.persistent_workers:
+        yield "persistent_workers=True", seconds(predictor, persistent_workers=True)
+    costly = [name for name in ("decode", "transform") if predictor.costs.shares.get(name, 0) > 0.1]
+    for name in costly:
+        yield f"{name} twice as fast", seconds(predictor.changed({name: 2.0}))
+    if "decode" in costly:
+        stored = _stored_bytes(predictor.probes, items)
+        kept = predictor.changed({}, item=_read_only(predictor, setting.batch_size))
+        yield f"keep decoded tensors ({format_bytes(stored)} of disk)", seconds(kept)
+    yield "a device twice as fast", seconds(predictor.changed({"step": 2.0}))
+
+
+def _read_only(predictor: Predictor, batch_size: int) -> float:
+    """The share of an item's time that reading it as a stored tensor takes: reading as now, and one copy of its bytes.
+
+    Collating is such a copy, and was measured.
+    """
+    costs = predictor.costs
+    copying = costs.collate_s.at(batch_size) / batch_size / max(costs.worker_item_s.at(batch_size), 1e-12)
+    return min(1.0, costs.shares.get("read", 0.0) + copying)
+
+
+def _stored_bytes(probes: Probes, items: int) -> float:
+    rows = [(size, count) for run in probes.runs for size, count in zip(run.bytes, run.items, strict=False) if count]
+    return items * max((size / count for size, count in rows), default=0.0)
+
+
+def remedies_of(trial: Trial) -> list[Remedy]:
+    """What would help, predicted from one profiled run alone: rougher than with probes."""
+    if trial.outcome != "done" or trial.machine is None or not trial.workers.began_s or not trial.items:
+        return []
+    host = trial.machine.host
+    facts = Facts(
+        usable_cores=trial.machine.cpu.usable,
+        memory_bytes=host.limit_bytes,
+        available_bytes=host.available_bytes,
+        shm_free_bytes=host.shm_free_bytes,
+        open_files=host.open_files_soft,
+    )
+    runs = (run_of(trial, "load"), run_of(trial, "step"))
+    probes = Probes(subject=trial.workload, machine=facts, setting=trial.setting, runs=runs)
+    try:
+        return remedies(Predictor(probes), trial.setting, trial.items, epochs=len(trial.timeline.batches))
+    except InputError:
+        return []

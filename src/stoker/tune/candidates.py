@@ -1,0 +1,168 @@
+"""Which settings a person would accept, and what each is predicted to cost."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stoker.errors import InputError
+from stoker.predict.forecast import Prediction, Predictor
+from stoker.predict.probes import Probes
+from stoker.records import Mode, Record, Setting
+from stoker.tune.constrain import Bounds, RuledOut, in_flight, ruled_out, workers_that_pay
+from stoker.tune.objective import Measured, Objective
+
+_SMALLEST, _LARGEST = 8, 512
+_WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+class Candidate(Record, frozen=True):
+    """A setting with what it was predicted to cost, and what it did where it was run."""
+
+    setting: Setting
+    predicted_s: float
+    predicted: Prediction | None = None
+    measured: Measured | None = None
+    accumulate: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.measured.total_s if self.measured else self.predicted_s
+
+    @property
+    def in_flight_items(self) -> int:
+        return in_flight(self.setting) * self.setting.batch_size
+
+
+class Wish(Record, frozen=True):
+    """What a person fixed, and what they have now."""
+
+    batch_size: int | None = None
+    max_batch: int | None = None
+    global_batch: int | None = None
+    gpus: int = 1
+    current: Setting | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_batch", "global_batch", "gpus"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
+        if self.global_batch is not None and self.global_batch % self.gpus:
+            raise InputError(f"a global batch of {self.global_batch} cannot be split evenly over {self.gpus} GPUs")
+        if self.global_batch is not None and self.batch_size is not None:
+            self.accumulation(self.batch_size)
+
+    def accumulation(self, batch_size: int) -> int:
+        """How many micro-batches make one update, so that the effective batch is exactly what was asked for."""
+        if self.global_batch is None:
+            return 1
+        share = self.global_batch // self.gpus
+        if share % batch_size:
+            raise InputError(f"a batch of {batch_size} does not divide {share}, each GPU's share of the global batch")
+        return share // batch_size
+
+    def batch_sizes(self, ceiling: int | None, items: int | None) -> list[int]:
+        """The sizes to consider, from the least to the largest."""
+        if self.batch_size is not None:
+            return [self.batch_size]
+        most = min(size for size in (self.max_batch or _LARGEST, ceiling, items) if size is not None)
+        if self.global_batch is not None:
+            share = self.global_batch // self.gpus
+            sizes = [size for size in range(1, min(share, most) + 1) if share % size == 0]
+            return sizes[-8:]
+        sizes = [2**power for power in range(_SMALLEST.bit_length() - 1, 31) if 2**power <= most]
+        if self.max_batch is not None and self.max_batch <= most:
+            sizes.append(self.max_batch)
+        if self.current is not None and self.current.batch_size <= most:
+            sizes.append(self.current.batch_size)
+        return sorted(set(sizes)) or [most]
+
+    def probe_sizes(self, ceiling: int | None) -> list[int]:
+        """The least, a middle and the largest: what lies between is interpolated."""
+        sizes = self.batch_sizes(ceiling, None)
+        return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+    def is_current(self, setting: Setting) -> bool:
+        now = self.current
+        return now is not None and (now.batch_size, now.num_workers) == (setting.batch_size, setting.num_workers)
+
+    def training_notes(self, mode: Mode, batch_size: int, items: int | None) -> list[str]:
+        """What another batch does to training, said where it was not fixed."""
+        if mode != "train" or self.global_batch is not None or self.current is None or items is None:
+            return []
+        before, after = (-(-items // size) for size in (self.current.batch_size, batch_size))
+        if before == after:
+            return []
+        return [
+            f"training: {after} updates an epoch instead of {before}; adapt the learning rate, "
+            f"or keep the effective batch with --global-batch {self.current.batch_size}"
+        ]
+
+
+def candidates_of(
+    wish: Wish, base: Setting, probes: Probes, predictor: Predictor, objective: Objective, bounds: Bounds
+) -> tuple[list[Candidate], list[RuledOut]]:
+    """Every setting that the machine allows, best prediction first, and those it does not."""
+    item_bytes = bytes_of_an_item(probes)
+    found: list[Candidate] = []
+    out: list[RuledOut] = []
+    for size in wish.batch_sizes(None, probes.subject.items):
+        for workers in _worker_counts(bounds, wish):
+            setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
+            now = wish.is_current(setting)
+            if now and wish.current is not None:
+                setting = msgspec.structs.replace(setting, prefetch_factor=wish.current.prefetch_factor)
+            broken = ruled_out(setting, item_bytes, bounds)
+            if broken is not None:
+                out.append(broken)
+            if broken is None or (now and broken.bound == "CPUs"):
+                found.append(_candidate(setting, wish, predictor, objective))
+    return sorted(found, key=lambda each: each.predicted_s), out
+
+
+def _candidate(setting: Setting, wish: Wish, predictor: Predictor, objective: Objective) -> Candidate:
+    predicted = predictor.predict(setting, objective.items, epochs=objective.epochs)
+    return Candidate(
+        setting=setting,
+        predicted_s=objective.of_prediction(predicted),
+        predicted=predicted,
+        accumulate=1 if wish.is_current(setting) and wish.global_batch is None else _accumulate(wish, setting),
+    )
+
+
+def _accumulate(wish: Wish, setting: Setting) -> int:
+    return wish.accumulation(setting.batch_size)
+
+
+def _worker_counts(bounds: Bounds, wish: Wish) -> list[int]:
+    """Up to twice what pays, so that what is ruled out is seen; and what the person has now."""
+    most = 2 * workers_that_pay(bounds)
+    counts = {count for count in _WORKERS if count <= most} | {workers_that_pay(bounds)}
+    if wish.current is not None:
+        counts.add(wish.current.num_workers)
+    return sorted(counts)
+
+
+def bytes_of_an_item(probes: Probes) -> float:
+    """What an item takes in a batch, from the largest that was seen."""
+    rows = [(size, count) for run in probes.runs for size, count in zip(run.bytes, run.items, strict=False) if count]
+    return max((size / count for size, count in rows), default=0.0)
+
+
+def parse_current(text: str) -> Setting:
+    """`batch=64,workers=4`, and where it matters `prefetch=2`."""
+    names = {"batch": "batch_size", "workers": "num_workers", "prefetch": "prefetch_factor"}
+    values: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in names or not value.strip().isdigit():
+            raise InputError(f"{text!r} is no setting; write it like batch=64,workers=4")
+        values[names[name]] = int(value)
+    return Setting(**values)
+
+
+def with_measured(found: Sequence[Candidate], seen: dict[int, Measured | None]) -> list[Candidate]:
+    """Candidates with what their runs said, by their place; the best measured first, then by prediction."""
+    done = [msgspec.structs.replace(each, measured=seen.get(place)) for place, each in enumerate(found)]
+    return sorted(done, key=lambda each: (each.measured is None, each.seconds))

@@ -1,0 +1,154 @@
+"""Which candidates are run, how long and how often: in turns, so that what disturbs the machine disturbs them all."""
+
+import math
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import msgspec
+
+from stoker.errors import InputError
+from stoker.measure.bench import Job, Talk
+from stoker.predict.closed_form import ITERATIONS, Timing, solve
+from stoker.predict.probes import Probes
+from stoker.records import Extent, Setting, Trial
+from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, with_measured
+from stoker.tune.objective import Measured, Objective, measured
+
+_RUNNERS = 3
+_ROUNDS = 4
+_LEAST_RUN_S, _MOST_RUN_S = 1.5, 5.0
+_APART = 0.05
+"""Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart."""
+
+Keep = Callable[[Trial], None]
+
+
+def contend(
+    found: Sequence[Candidate], wish: Wish, objective: Objective, left_s: float, keep: Keep
+) -> Talk[list[Candidate]]:
+    """Run the predicted best few, and the current setting, in rounds, until their order is clear or time is up."""
+    began = perf_counter()
+    chosen = list(found[:_RUNNERS])
+    now = [each for each in found if wish.is_current(each.setting)]
+    same = [each for each in found if wish.current and each.setting.batch_size == wish.current.batch_size]
+    for each in (*now[:1], *same[:1]):  # what they have, and the best they can do without changing the batch
+        if each not in chosen:
+            chosen.append(each)
+    return (yield from _rounds(chosen, objective, began, left_s, keep))
+
+
+def _rounds(
+    chosen: list[Candidate], objective: Objective, began: float, left_s: float, keep: Keep
+) -> Talk[list[Candidate]]:
+    trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
+    seen: dict[int, Measured | None] = {}
+    target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
+    for number in range(_ROUNDS):
+        order = list(trials) if number % 2 == 0 else list(reversed(trials))
+        for place in order:
+            if number and perf_counter() - began > left_s - min(target_s, _last_s(trials[place])):
+                return with_measured(chosen, seen)
+            if number and not _open(place, seen):
+                continue
+            trial = yield _job(chosen[place], objective, target_s)
+            keep(trial)
+            trials[place].append(trial)
+            seen[place] = measured(trials[place], objective)
+        if number and not any(_open(place, seen) for place in trials if place != _leader(seen)):
+            break
+    return with_measured(chosen, seen)
+
+
+def _last_s(trials: Sequence[Trial]) -> float:
+    return trials[-1].total_s if trials else 0.0
+
+
+def _leader(seen: dict[int, Measured | None]) -> int | None:
+    scored = {place: each.total_s for place, each in seen.items() if each is not None}
+    return min(scored, key=lambda place: scored[place]) if scored else None
+
+
+def _open(place: int, seen: dict[int, Measured | None]) -> bool:
+    """Whether a setting may still turn out to be the best: no run of the leader's is far better than its best."""
+    mine, first = seen.get(place), _leader(seen)
+    if mine is None or first is None or place == first:
+        return place == first or place not in seen
+    leader = seen[first]
+    assert leader is not None
+    return min(mine.samples_s) <= max(leader.samples_s) * (1 + _APART)
+
+
+def _job(candidate: Candidate, objective: Objective, target_s: float) -> Job:
+    """A run of all the items, or of as many as fit the time: enough for every worker's first batches and more."""
+    setting = candidate.setting
+    epoch_s = candidate.predicted.total_s / objective.epochs if candidate.predicted else candidate.predicted_s
+    whole = math.ceil(objective.items / setting.batch_size)
+    least = 3 * max(1, setting.num_workers) + 4
+    batches = whole if epoch_s <= 1.5 * target_s else max(least, int(whole * target_s / epoch_s))
+    limit_s = 10 + 6 * max(target_s, epoch_s * batches / whole)
+    return Job(setting=setting, extent=Extent(batches=min(batches, whole), warmup=0), limit_s=limit_s)
+
+
+def everything(found: Sequence[Candidate], objective: Objective, keep: Keep) -> Talk[list[Candidate]]:
+    """The exhaustive grid: every setting once, whole."""
+    seen: dict[int, Measured | None] = {}
+    for place, candidate in enumerate(found):
+        batches = math.ceil(objective.items / candidate.setting.batch_size)
+        trial = yield Job(setting=candidate.setting, extent=Extent(batches=batches, warmup=0))
+        keep(trial)
+        seen[place] = measured([trial], objective)
+    return with_measured(found, seen)
+
+
+def thesis(
+    found: Sequence[Candidate],
+    objective: Objective,
+    probes: Probes,
+    wish: Wish,
+    max_batch: int | None,
+    left_s: float,
+    keep: Keep,
+) -> Talk[list[Candidate]]:
+    """The algebra's answer, run once: loading and step averaged with 0 workers at two batch sizes."""
+    sizes = sorted({each.setting.batch_size for each in found})
+    two = sorted({sizes[0], sizes[len(sizes) // 2]})
+    timings: list[Timing] = []
+    for size in two:
+        trial = yield thesis_job(found[0].setting, size, left_s / 4)
+        keep(trial)
+        if trial.outcome == "done":
+            timings.append(timing_of(trial))
+    plan = solve(
+        timings,
+        max_batch=min(sizes[-1], max_batch or sizes[-1]),
+        item_bytes=max(1, round(bytes_of_an_item(probes))),
+        memory_bytes=probes.machine.available_bytes,
+        gpus=wish.gpus,
+    )
+    setting = msgspec.structs.replace(
+        found[0].setting, batch_size=plan.batch_size, num_workers=plan.num_workers, prefetch_factor=2
+    )
+    known = [each for each in found if each.setting == setting]
+    chosen = known[:1] or [Candidate(setting=setting, predicted_s=found[-1].predicted_s)]
+    trial = yield _job(chosen[0], objective, _MOST_RUN_S)
+    keep(trial)
+    return with_measured(chosen, {0: measured([trial], objective)})
+
+
+def thesis_job(base: Setting, size: int, limit_s: float) -> Job:
+    setting = msgspec.structs.replace(base, batch_size=size, num_workers=0)
+    return Job(setting=setting, extent=Extent(batches=ITERATIONS, warmup=0), limit_s=max(10.0, limit_s))
+
+
+def timing_of(trial: Trial) -> Timing:
+    """t_d and t_g: the averages of loading a batch and of computing it."""
+    line = trial.timeline
+    count = len(line.got_s)
+    if not count:
+        raise InputError("the thesis' planner needs a run with at least one batch")
+    compute = [stage.total_s for name, stage in trial.stages.items() if stage.clock == "loop" and name in _COMPUTE]
+    load_s = sum(got - asked for asked, got in zip(line.asked_s, line.got_s, strict=True)) / count
+    return Timing(batch_size=trial.setting.batch_size, load_s=load_s, compute_s=sum(compute) / count)
+
+
+_COMPUTE = ("copy", "forward", "backward", "update", "step")

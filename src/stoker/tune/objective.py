@@ -1,0 +1,82 @@
+"""What a person pays for: the time of so many items, start and first batch included, or the steady rate alone."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal
+
+from stoker.errors import InputError
+from stoker.measure.others import disturbed
+from stoker.measure.spans import steady
+from stoker.predict.forecast import Prediction
+from stoker.records import Record, Trial
+
+
+class Objective(Record, frozen=True):
+    """`items` of each of `epochs` passes; `throughput` leaves start-up out."""
+
+    items: int
+    epochs: int = 1
+    kind: Literal["time", "throughput"] = "time"
+
+    def __post_init__(self) -> None:
+        for name in ("items", "epochs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    def of_prediction(self, found: Prediction) -> float:
+        """Seconds, predicted."""
+        if self.kind == "throughput":
+            return self.items * self.epochs / max(found.steady_items_per_s, 1e-12)
+        return found.total_s
+
+    def of_trial(self, trial: Trial) -> float:
+        """Seconds, from a run that may have been shorter: the rest at its steady rate."""
+        each_s = steady_item_s(trial)
+        if self.kind == "throughput":
+            return self.items * self.epochs * each_s
+        epoch_s = trial.total_s + (self.items - trial.items) * each_s
+        if not trial.setting.persistent_workers:
+            return self.epochs * epoch_s
+        return epoch_s + (self.epochs - 1) * self.items * each_s
+
+
+class Measured(Record, frozen=True):
+    """What runs of one setting said. `samples_s` are the seconds of the objective, one a run."""
+
+    samples_s: tuple[float, ...]
+    run_s: tuple[float, ...]
+    items: int
+    first_batch_s: float
+    steady_items_per_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The middle run; of two the better, as what disturbs a run only ever makes it longer."""
+        return min(self.samples_s) if len(self.samples_s) < 3 else median(self.samples_s)
+
+
+def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
+    """The runs of one setting that finished, those that nothing disturbed before others; None where none did."""
+    done = [trial for trial in trials if trial.outcome == "done" and trial.items]
+    if not done:
+        return None
+    done = [trial for trial in done if not disturbed(trial)] or done
+    return Measured(
+        samples_s=tuple(objective.of_trial(trial) for trial in done),
+        run_s=tuple(trial.total_s for trial in done),
+        items=done[0].items,
+        first_batch_s=median(trial.timeline.got_s[0] for trial in done),
+        steady_items_per_s=1 / median(steady_item_s(trial) for trial in done),
+    )
+
+
+def steady_item_s(trial: Trial) -> float:
+    """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short."""
+    skip = max(3, trial.setting.num_workers)
+    done, items = trial.timeline.done_s, trial.timeline.items
+    if len(done) > 2 * skip:
+        return max(1e-9, (done[-1] - done[skip - 1]) / sum(items[skip:]))
+    span = steady(trial)
+    if span is not None and span.items and span.seconds > 0:
+        return span.seconds / span.items
+    return max(1e-9, trial.total_s / max(1, trial.items))

@@ -1,0 +1,282 @@
+"""What to set: probe a little, predict every setting, run the best few in turns, and answer with the best of those."""
+
+import math
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from stoker.errors import InputError
+from stoker.measure.bench import Talk, drive
+from stoker.measure.trial import Named, OnEvent
+from stoker.predict.forecast import Prediction, Predictor, items_of
+from stoker.predict.probes import Probes
+from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
+from stoker.tune.advise import Remedy, remedies, verdict
+from stoker.tune.candidates import Candidate, Wish, candidates_of
+from stoker.tune.constrain import RuledOut, bounds_of
+from stoker.tune.contest import contend, everything, thesis
+from stoker.tune.limit import limit
+from stoker.tune.objective import Measured, Objective
+from stoker.tune.probe import probing
+from stoker.workload.definition import Workload
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+Planner = Literal["simulate", "thesis", "grid"]
+_KNEE = 0.02
+_PROBE_SHARE = 0.45
+"""Of the budget, what probing may take; running the best few gets the rest."""
+
+
+class Plan(Record, frozen=True):
+    """What to set, what it was predicted to cost and what it did, beside the current setting and the runners-up."""
+
+    batch_size: int
+    num_workers: int
+    prefetch_factor: int
+    pin_memory: bool
+    persistent_workers: bool
+    accumulate: int
+    gpus: int
+    workload: str
+    planner: Planner
+    objective: Objective
+    predicted: Prediction | None
+    measured: Measured | None
+    current: Candidate | None
+    candidates: tuple[Candidate, ...]
+    ruled_out: tuple[RuledOut, ...]
+    verdict: Verdict | None
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    probe_s: float
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the current setting, as measured."""
+        if self.current is None or self.current.measured is None or self.measured is None:
+            return None
+        return self.current.measured.total_s / self.measured.total_s
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments for a DataLoader."""
+        options: dict[str, Any] = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        if self.num_workers:
+            options["prefetch_factor"] = self.prefetch_factor
+            options["persistent_workers"] = self.persistent_workers
+        return {**options, "pin_memory": self.pin_memory}
+
+    @property
+    def line(self) -> str:
+        """A line to paste."""
+        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in self.options.items())})"
+
+    def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
+        """A DataLoader as planned; `options` (shuffle, collate_fn, ...) are passed on and win."""
+        from torch.utils.data import DataLoader
+
+        return DataLoader(dataset, **{**self.options, **options})
+
+
+def tune(
+    source: Workload | Named | str,
+    *,
+    items: int | None = None,
+    epochs: int = 1,
+    throughput: bool = False,
+    batch_size: int | None = None,
+    max_batch: int | None = None,
+    global_batch: int | None = None,
+    gpus: int = 1,
+    current: Setting | None = None,
+    gpu_memory: int | str | None = None,
+    host_memory_bytes: int | None = None,
+    mode: Mode | None = None,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    budget_s: float = 60.0,
+    planner: Planner = "simulate",
+    on_event: OnEvent | None = None,
+) -> Plan:
+    """Find the batch size and the workers that finish soonest, and prove it with runs."""
+    began = perf_counter()
+    source = Named(spec=source) if isinstance(source, str) else source
+    wish = Wish(batch_size=batch_size, max_batch=max_batch, global_batch=global_batch, gpus=gpus, current=current)
+    if budget_s <= 0:
+        raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
+    ceiling = _ceiling(source, gpu_memory, mode, precision, on_event)
+    tuner = _Tuner(
+        wish=wish,
+        ceiling=ceiling,
+        asked=(items, epochs, throughput),
+        host_memory_bytes=host_memory_bytes,
+        precision=precision,
+        budget_s=budget_s,
+        planner=planner,
+        on_event=on_event,
+        began=began,
+    )
+    return drive(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
+
+
+def _ceiling(
+    source: Workload | Named,
+    gpu_memory: int | str | None,
+    mode: Mode | None,
+    precision: Precision,
+    on_event: OnEvent | None,
+) -> int | None:
+    """The largest batch that device memory takes, where it was asked for; the probes run the largest one anyway."""
+    if gpu_memory is None:
+        return None
+    found = limit(source, gpu_memory=gpu_memory, mode=mode, precision=precision, on_event=on_event)
+    return found.comfortable_batch or found.max_batch
+
+
+class _Tuner:
+    """One tuning, from the first probe to the plan."""
+
+    def __init__(
+        self,
+        *,
+        wish: Wish,
+        ceiling: int | None,
+        asked: tuple[int | None, int, bool],
+        host_memory_bytes: int | None,
+        precision: Precision,
+        budget_s: float,
+        planner: Planner,
+        on_event: OnEvent | None,
+        began: float,
+    ) -> None:
+        self._wish, self._ceiling, self._asked = wish, ceiling, asked
+        self._host_memory_bytes, self._budget_s, self._planner = host_memory_bytes, budget_s, planner
+        self._on_event, self._began = on_event, began
+        self._base = Setting(precision=precision, persistent_workers=asked[1] > 1)
+        self._trials: list[Trial] = []
+
+    def talk(self) -> Talk[Plan]:
+        sizes = self._wish.probe_sizes(self._ceiling)
+        probes = yield from probing(self._base, sizes, budget_s=_PROBE_SHARE * self._budget_s, on_event=self._on_event)
+        self._tell("probes", msgspec.to_builtins(probes))
+        self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
+        objective = self._objective(probes)
+        predictor = Predictor(probes, cores=probes.machine.usable_cores / self._wish.gpus)
+        bounds = bounds_of(
+            probes.machine,
+            host_memory_bytes=self._host_memory_bytes,
+            max_batch=self._largest(probes),
+            waiting_share=predictor.costs.waiting_share,
+        )
+        per_gpu = msgspec.structs.replace(objective, items=math.ceil(objective.items / self._wish.gpus))
+        found, out = candidates_of(self._wish, self._base, probes, predictor, per_gpu, bounds)
+        if not found:
+            raise InputError(f"nothing fits this machine: {out[0].sentence}" if out else "there is nothing to choose")
+        ran = yield from self._contest(found, per_gpu, probes)
+        return self._plan(objective, probes, predictor, ran, out)
+
+    def _contest(self, found: Sequence[Candidate], objective: Objective, probes: Probes) -> Talk[list[Candidate]]:
+        """Run what the planner would run."""
+        left_s = max(1.0, self._budget_s - (perf_counter() - self._began))
+        if self._planner == "grid":
+            return (yield from everything(found, objective, self._keep))
+        if self._planner == "thesis":
+            return (yield from thesis(found, objective, probes, self._wish, self._largest(probes), left_s, self._keep))
+        return (yield from contend(found, self._wish, objective, left_s, self._keep))
+
+    def _keep(self, trial: Trial) -> None:
+        self._trials.append(trial)
+        self._tell("measured", msgspec.to_builtins(trial))
+
+    def _tell(self, name: str, data: Any) -> None:
+        if self._on_event:
+            self._on_event(name, data)
+
+    def _objective(self, probes: Probes) -> Objective:
+        items, epochs, throughput = self._asked
+        count = items or items_of(probes)
+        return Objective(items=count, epochs=epochs, kind="throughput" if throughput else "time")
+
+    def _largest(self, probes: Probes) -> int | None:
+        """The largest batch whose step ran, where a larger one did not."""
+        failed = any("out of" in note and note.startswith("step") for note in probes.notes)
+        ran = max((run.batch_size for run in probes.of("step")), default=None)
+        known = [size for size in (self._ceiling, ran if failed else None) if size is not None]
+        return min(known, default=None)
+
+    def _plan(
+        self,
+        objective: Objective,
+        probes: Probes,
+        predictor: Predictor,
+        ran: Sequence[Candidate],
+        out: Sequence[RuledOut],
+    ) -> Plan:
+        best = self._choose(ran)
+        current = next((each for each in ran if self._wish.is_current(each.setting)), None)
+        trial = next((trial for trial in reversed(self._trials) if _same(trial.setting, best.setting)), None)
+        setting = best.setting
+        return Plan(
+            batch_size=setting.batch_size,
+            num_workers=setting.num_workers,
+            prefetch_factor=setting.prefetch_factor,
+            pin_memory=bool(setting.pin_memory),
+            persistent_workers=setting.persistent_workers and setting.num_workers > 0,
+            accumulate=best.accumulate,
+            gpus=self._wish.gpus,
+            workload=probes.subject.name,
+            planner=self._planner,
+            objective=objective,
+            predicted=best.predicted,
+            measured=best.measured,
+            current=current,
+            candidates=tuple(ran),
+            ruled_out=tuple(out),
+            verdict=verdict(trial) if trial else None,
+            remedies=tuple(remedies(predictor, setting, objective.items, epochs=objective.epochs)),
+            notes=tuple(self._notes(probes, best, ran)),
+            seconds=perf_counter() - self._began,
+            probe_s=probes.seconds,
+        )
+
+    def _choose(self, ran: Sequence[Candidate]) -> Candidate:
+        """The knee: of all within 2 % of the best, the one that holds the fewest batches in memory."""
+        if self._planner == "thesis":
+            return ran[0]
+        scored = [each for each in ran if each.measured is not None]
+        if not scored:
+            return ran[0]
+        least = min(each.seconds for each in scored)
+        close = [each for each in scored if each.seconds <= least * (1 + _KNEE)]
+        return min(close, key=lambda each: (each.in_flight_items, each.setting.num_workers))
+
+    def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate]) -> list[str]:
+        notes = list(probes.notes)
+        if probes.seconds > self._budget_s:
+            notes.append(f"probing alone took {probes.seconds:.1f} s: the budget of {self._budget_s:g} s was too short")
+        if self._wish.gpus > 1:
+            notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
+        if all(each.measured is None for each in ran):
+            notes.append("nothing could be run within the budget: the plan is predicted only")
+        largest = max(ran, key=lambda each: each.setting.batch_size)
+        if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
+            more = largest.seconds / best.seconds - 1
+            notes.append(
+                f"the largest batch that was run, {largest.setting.batch_size}, takes {more:+.0%}: "
+                "a larger batch keeps the device waiting longer for its first one"
+            )
+        notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
+        return notes
+
+
+def _same(one: Setting, other: Setting) -> bool:
+    return (one.batch_size, one.num_workers, one.prefetch_factor) == (
+        other.batch_size,
+        other.num_workers,
+        other.prefetch_factor,
+    )
