@@ -55,7 +55,8 @@ def test_inference_of_one_layer_is_its_weights_its_input_and_its_output() -> Non
     weights = 1024 * 512 * 4 + 512 * 4
     inputs, labels, outputs = batch * 1024 * 4, batch * 8, batch * 512 * 4
     found = replay(log, batch, PLENTY, workspace_bytes=0)
-    assert found.allocated_peak_bytes == pytest.approx(weights + inputs + labels + outputs, abs=8 * 512)
+    fused_bias = MIB  # what cuBLASLt takes once, to add the bias on the way
+    assert found.allocated_peak_bytes == pytest.approx(weights + inputs + labels + outputs + fused_bias, abs=8 * 512)
 
 
 def test_the_workspace_of_matrix_products_is_counted_once_a_thread() -> None:
@@ -209,12 +210,11 @@ class Recurrent(torch.nn.Module):
         return self.head(self.cells(x)[0][:, -1])  # type: ignore[no-any-return]
 
 
-def test_what_recurrent_layers_reserve_is_not_guessed() -> None:
+def test_what_recurrent_layers_reserve_is_said_to_be_estimated() -> None:
     dataset = TensorDataset(torch.zeros(8, 20, 64), torch.zeros(8, dtype=torch.long))
     workload = stoker.Workload(model=Recurrent, dataset=dataset, loss=torch.nn.CrossEntropyLoss())
-    assert limit(workload, gpu_memory="1GiB", mode="infer").unseen
-    with pytest.raises(InputError, match="cannot be followed without a GPU"):
-        limit(workload, gpu_memory="1GiB", mode="train")
+    for mode in ("infer", "train"):
+        assert "estimated" in " ".join(limit(workload, gpu_memory="1GiB", mode=mode).unseen)  # type: ignore[arg-type]
 
 
 def test_a_mistake_in_the_step_is_shown_with_its_line() -> None:
