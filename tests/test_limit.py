@@ -214,7 +214,7 @@ def test_what_recurrent_layers_reserve_is_said_to_be_estimated() -> None:
     dataset = TensorDataset(torch.zeros(8, 20, 64), torch.zeros(8, dtype=torch.long))
     workload = stoker.Workload(model=Recurrent, dataset=dataset, loss=torch.nn.CrossEntropyLoss())
     for mode in ("infer", "train"):
-        assert "estimated" in " ".join(limit(workload, gpu_memory="1GiB", mode=mode).unseen)  # type: ignore[arg-type]
+        assert "estimated" in " ".join(limit(workload, gpu_memory="1GiB", mode=mode).unseen)
 
 
 def test_a_mistake_in_the_step_is_shown_with_its_line() -> None:
