@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils.backend_registration
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -193,3 +193,14 @@ def fresh(shape: Iterable[int], dtype: torch.dtype, stride: Iterable[int] | None
             element = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=META)
     assert _Current.mode is not None
     return FakeTensor(_Current.mode, element, CUDA)
+
+
+def viewed(func: Any, args: Any, kwargs: Any) -> Any:
+    """Another look at a fake tensor's own memory, or several."""
+    mode = _Current.mode
+    assert mode is not None
+    with in_kernel_invocation_manager(mode):
+        made = func(*args, **kwargs)
+    if isinstance(made, torch.Tensor):
+        return FakeTensor(mode, made, args[0].fake_device)
+    return [FakeTensor(mode, one, args[0].fake_device) for one in made]

@@ -4,11 +4,13 @@ Every rule here answers for plain layouts only and leaves the rest, by `NotImple
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from stoker.measure.fake_cuda import fresh
+from stoker.measure.fake_cuda import fresh, viewed
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -34,9 +36,17 @@ def _binary(x: Any, y: Any, *_: Any, **__: Any) -> Any:
         return NotImplemented
     if not isinstance(y, torch.Tensor) or (y.dim() == 0 and y.dtype == x.dtype):
         return _unary(x)
-    if x.shape != y.shape or x.dtype != y.dtype or x.stride() != y.stride():
+    if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
-    return _same(x)
+    if _in_rows(x) and _in_rows(y):
+        return fresh(x.shape, x.dtype)
+    return _same(x) if x.stride() == y.stride() else NotImplemented
+
+
+def _in_rows(x: Any) -> bool:
+    """Whether the last dimension is the innermost and so on outwards, with or without gaps: results have no gaps."""
+    strides = x.stride()
+    return all(outer >= inner for outer, inner in pairwise(strides)) and 0 not in strides
 
 
 def _itself(x: Any, *_: Any, **__: Any) -> Any:
@@ -221,8 +231,15 @@ RULES: dict[Any, Rule] = {
 }
 
 
+_VIEW_NAMES = """slice.Tensor detach alias view t transpose.int permute unsqueeze select.int expand squeeze.dim
+    _unsafe_view as_strided split.Tensor split_with_sizes unbind.int"""
+_VIEWS = frozenset(map(_overload, _VIEW_NAMES.split())) - {None}
+
+
 def returned(func: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns, by a rule of this room or else by torch's own."""
+    if func in _VIEWS and isinstance(args[0], FakeTensor):
+        return viewed(func, args, kwargs)
     rule = RULES.get(func)
     if rule is not None:
         made = rule(*args, **kwargs)
