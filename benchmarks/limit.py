@@ -9,7 +9,6 @@ that the result file has are not run again, so that several visits add up.
 
 import json
 import math
-import os
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -22,6 +21,7 @@ from common import arguments, say, write
 Row = dict[str, Any]
 GIB = 2**30
 CARD_GIB = 132
+_ROW_S = 40
 MODELS = [
     "resnet18",
     "resnet34",
@@ -51,7 +51,8 @@ MORE = ["resnet18", "resnet50", "alexnet", "densenet201", "vit_b_16", "hf/bert-b
 
 def question(model: str, gib: int = 16, mode: str = "train", precision: str = "fp32", **more: Any) -> Row:
     optimizer = more.get("optimizer", "momentum" if mode == "train" else None)
-    return {"model": model, "gib": gib, "mode": mode, "precision": precision, "optimizer": optimizer}
+    row = {"model": model, "gib": gib, "mode": mode, "precision": precision, "optimizer": optimizer}
+    return {**row, "device": "cuda"}
 
 
 def questions() -> list[Row]:
@@ -71,8 +72,8 @@ def key(row: Row) -> str:
 
 
 def asked(row: Row) -> dict[str, Any]:
-    names = ("mode", "precision", "optimizer")
-    return {"gpu_memory": row["gib"] * GIB, **{name: row[name] for name in names}}
+    names = ("mode", "precision", "optimizer", "device")
+    return {"gpu_memory": int(row["gib"] * GIB), **{name: row[name] for name in names}}
 
 
 def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
@@ -158,7 +159,7 @@ def _truth(row: Row, auto: int, failed: list[int], emit: Any) -> Row:
     workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
     if row["optimizer"]:
         workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"]])
-    job = Job(mode=row["mode"], precision=row["precision"], device="cuda", budget_bytes=row["gib"] * GIB)
+    job = Job(mode=row["mode"], precision=row["precision"], device=row["device"], budget_bytes=int(row["gib"] * GIB))
     cradle = Cradle(workload, job, lazy=True)
     tries: dict[int, bool] = dict.fromkeys(failed, False)
 
@@ -304,6 +305,8 @@ def side_by_side(rows: list[Row], deadline: float, keep: Any) -> None:
                 free += running.pop(future)
                 keep(future)
     finally:
+        for process in list(pool._processes.values()):
+            process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -328,6 +331,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="the rows with peers, one after another")
+    parser.add_argument("--try-out", action="store_true", help="two small questions on the host, to see that it works")
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit
@@ -346,16 +350,22 @@ def main() -> None:
         say(line(rows[-1]))
         write(options.output, name, rows)
 
+    asked_for = [question(model) for model in ALONE] if options.alone else questions()
+    if options.try_out:
+        small = question("mobilenet_v2", mode="infer")
+        asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
+    asked_for = [row for row in asked_for if key(row) not in have]
     if options.alone:
-        for model in ALONE:
-            if key(question(model)) not in have and time.monotonic() < deadline - 40:
-                left = deadline - time.monotonic()
-                keep(answer(question(model), full=False, peers=True, budget_s=left - 40))
+        for row in asked_for:
+            left = deadline - time.monotonic()
+            if left > _ROW_S:
+                keep(answer(row, full=False, peers=True, budget_s=left - _ROW_S))
     else:
-        side_by_side([row for row in questions() if key(row) not in have], deadline, keep)
+        side_by_side(asked_for, deadline, keep)
     say(f"{len(rows)} rows")
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    import limit  # by its own name: what is sent to other processes has to be found there
+
+    limit.main()

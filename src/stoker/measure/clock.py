@@ -75,7 +75,7 @@ def parse_device(name: str) -> torch.device | Nap:
     if name.startswith("sleep:"):
         return Nap(name.removeprefix("sleep:"))
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
