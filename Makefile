@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 .PHONY: tune test check bench tables clean
 
 tune: $(VENV)/.installed          ## the main job on the embedded workload
-	$(BIN)/stoker profile resnet18 --data jpeg --mode infer --batch-size 32 --workers 2 --batches 20
+	$(BIN)/stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0
 
 test: $(VENV)/.installed-dev      ## the tests
 	$(BIN)/python -m pytest

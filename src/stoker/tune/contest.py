@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,11 +21,16 @@ _LEAST_RUN_S, _MOST_RUN_S = 1.5, 5.0
 _APART = 0.05
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart."""
 
-Keep = Callable[[Trial], None]
+
+class Told(NamedTuple):
+    """Who hears of a run: before it, with the setting, and after it, with the trial."""
+
+    trying: Callable[[Setting], None]
+    ran: Callable[[Trial], None]
 
 
 def contend(
-    found: Sequence[Candidate], wish: Wish, objective: Objective, left_s: float, keep: Keep
+    found: Sequence[Candidate], wish: Wish, objective: Objective, left_s: float, told: Told
 ) -> Talk[list[Candidate]]:
     """Run the predicted best few, and the current setting, in rounds, until their order is clear or time is up."""
     began = perf_counter()
@@ -34,11 +40,11 @@ def contend(
     for each in (*now[:1], *same[:1]):  # what they have, and the best they can do without changing the batch
         if each not in chosen:
             chosen.append(each)
-    return (yield from _rounds(chosen, objective, began, left_s, keep))
+    return (yield from _rounds(chosen, objective, began, left_s, told))
 
 
 def _rounds(
-    chosen: list[Candidate], objective: Objective, began: float, left_s: float, keep: Keep
+    chosen: list[Candidate], objective: Objective, began: float, left_s: float, told: Told
 ) -> Talk[list[Candidate]]:
     trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
     seen: dict[int, Measured | None] = {}
@@ -50,13 +56,19 @@ def _rounds(
                 return with_measured(chosen, seen)
             if number and not _open(place, seen):
                 continue
-            trial = yield _job(chosen[place], objective, target_s)
-            keep(trial)
+            trial = yield from _one(_job(chosen[place], objective, target_s), told)
             trials[place].append(trial)
             seen[place] = measured(trials[place], objective)
         if number and not any(_open(place, seen) for place in trials if place != _leader(seen)):
             break
     return with_measured(chosen, seen)
+
+
+def _one(job: Job, told: Told) -> Talk[Trial]:
+    told.trying(job.setting)
+    trial = yield job
+    told.ran(trial)
+    return trial
 
 
 def _last_s(trials: Sequence[Trial]) -> float:
@@ -89,13 +101,12 @@ def _job(candidate: Candidate, objective: Objective, target_s: float) -> Job:
     return Job(setting=setting, extent=Extent(batches=min(batches, whole), warmup=0), limit_s=limit_s)
 
 
-def everything(found: Sequence[Candidate], objective: Objective, keep: Keep) -> Talk[list[Candidate]]:
+def everything(found: Sequence[Candidate], objective: Objective, told: Told) -> Talk[list[Candidate]]:
     """The exhaustive grid: every setting once, whole."""
     seen: dict[int, Measured | None] = {}
     for place, candidate in enumerate(found):
         batches = math.ceil(objective.items / candidate.setting.batch_size)
-        trial = yield Job(setting=candidate.setting, extent=Extent(batches=batches, warmup=0))
-        keep(trial)
+        trial = yield from _one(Job(setting=candidate.setting, extent=Extent(batches=batches, warmup=0)), told)
         seen[place] = measured([trial], objective)
     return with_measured(found, seen)
 
@@ -107,15 +118,14 @@ def thesis(
     wish: Wish,
     max_batch: int | None,
     left_s: float,
-    keep: Keep,
+    told: Told,
 ) -> Talk[list[Candidate]]:
     """The algebra's answer, run once: loading and step averaged with 0 workers at two batch sizes."""
     sizes = sorted({each.setting.batch_size for each in found})
     two = sorted({sizes[0], sizes[len(sizes) // 2]})
     timings: list[Timing] = []
     for size in two:
-        trial = yield thesis_job(found[0].setting, size, left_s / 4)
-        keep(trial)
+        trial = yield from _one(thesis_job(found[0].setting, size, left_s / 4), told)
         if trial.outcome == "done":
             timings.append(timing_of(trial))
     plan = solve(
@@ -130,8 +140,7 @@ def thesis(
     )
     known = [each for each in found if each.setting == setting]
     chosen = known[:1] or [Candidate(setting=setting, predicted_s=found[-1].predicted_s)]
-    trial = yield _job(chosen[0], objective, _MOST_RUN_S)
-    keep(trial)
+    trial = yield from _one(_job(chosen[0], objective, _MOST_RUN_S), told)
     return with_measured(chosen, {0: measured([trial], objective)})
 
 

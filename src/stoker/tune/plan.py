@@ -16,7 +16,7 @@ from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
 from stoker.tune.advise import Remedy, remedies, verdict
 from stoker.tune.candidates import Candidate, Wish, candidates_of
 from stoker.tune.constrain import RuledOut, bounds_of
-from stoker.tune.contest import contend, everything, thesis
+from stoker.tune.contest import Told, contend, everything, thesis
 from stoker.tune.limit import limit
 from stoker.tune.objective import Measured, Objective
 from stoker.tune.probe import probing
@@ -107,6 +107,9 @@ def tune(
     began = perf_counter()
     source = Named(spec=source) if isinstance(source, str) else source
     wish = Wish(batch_size=batch_size, max_batch=max_batch, global_batch=global_batch, gpus=gpus, current=current)
+    for name, value in (("items", items), ("epochs", epochs)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
     ceiling = _ceiling(source, gpu_memory, mode, precision, on_event)
@@ -183,11 +186,16 @@ class _Tuner:
     def _contest(self, found: Sequence[Candidate], objective: Objective, probes: Probes) -> Talk[list[Candidate]]:
         """Run what the planner would run."""
         left_s = max(1.0, self._budget_s - (perf_counter() - self._began))
+        told = Told(self._trying, self._keep)
         if self._planner == "grid":
-            return (yield from everything(found, objective, self._keep))
+            return (yield from everything(found, objective, told))
         if self._planner == "thesis":
-            return (yield from thesis(found, objective, probes, self._wish, self._largest(probes), left_s, self._keep))
-        return (yield from contend(found, self._wish, objective, left_s, self._keep))
+            return (yield from thesis(found, objective, probes, self._wish, self._largest(probes), left_s, told))
+        return (yield from contend(found, self._wish, objective, left_s, told))
+
+    def _trying(self, setting: Setting) -> None:
+        what = f"trying batch {setting.batch_size}, {setting.num_workers} workers"
+        self._tell("build", {"what": what, "done": 0, "of": 0})
 
     def _keep(self, trial: Trial) -> None:
         self._trials.append(trial)
@@ -199,7 +207,7 @@ class _Tuner:
 
     def _objective(self, probes: Probes) -> Objective:
         items, epochs, throughput = self._asked
-        count = items or items_of(probes)
+        count = items_of(probes) if items is None else items
         return Objective(items=count, epochs=epochs, kind="throughput" if throughput else "time")
 
     def _largest(self, probes: Probes) -> int | None:

@@ -1,0 +1,107 @@
+"""Many trials in one child: what one leaves to the next, and what becomes of the rest when one breaks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stoker
+from stoker import Extent, Setting, Trial
+from stoker.errors import InputError
+from stoker.measure.bench import Job, Repeats, Talk, drive
+from stoker.measure.others import disturbed
+
+HERE = Path(__file__).parent / "workloads" / "planted.py"
+FEW = Extent(batches=3, warmup=0)
+
+
+def jobs(*settings: Setting, **options: Any) -> Talk[list[Trial]]:
+    trials: list[Trial] = []
+    for setting in settings:
+        trial = yield Job(setting=setting, extent=FEW, **options)
+        trials.append(trial)
+    return trials
+
+
+def test_trials_run_one_after_another_with_the_model_made_once(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+
+    def model() -> Any:
+        with made.open("a") as file:
+            file.write("x")
+        return torch.nn.Linear(8, 2)
+
+    data = torch.utils.data.TensorDataset(torch.zeros(64, 8), torch.zeros(64, dtype=torch.long))
+    workload = stoker.Workload(model=model, dataset=data, loss=torch.nn.CrossEntropyLoss())
+    settings = (Setting(batch_size=4), Setting(batch_size=8), Setting(batch_size=2, num_workers=1))
+    found = drive(workload, jobs(*settings), device="cpu")
+    assert [trial.outcome for trial in found] == ["done"] * 3
+    assert [trial.items for trial in found] == [12, 24, 6]
+    assert made.read_text() == "x"
+
+
+def test_each_job_can_depend_on_the_trials_before_it() -> None:
+    def talk() -> Talk[int]:
+        first = yield Job(setting=Setting(batch_size=2), extent=FEW)
+        second = yield Job(setting=Setting(batch_size=first.items), extent=FEW)
+        return second.items
+
+    assert drive(f"{HERE}:plain", talk(), device="cpu") == 18
+
+
+@pytest.mark.parametrize("name", ["raises", "dies", "out_of_memory"])
+def test_a_trial_that_breaks_costs_itself_alone(name: str) -> None:
+    whole = (Setting(batch_size=2, num_workers=1), Setting(batch_size=16, num_workers=1), Setting(batch_size=2))
+    found = drive(f"{HERE}:{name}", jobs(*whole), mode="infer", device="cpu")
+    ended = {"raises": "failed", "dies": "crashed", "out_of_memory": "oom"}[name]
+    expected = ["oom"] * 3 if name == "out_of_memory" else ["done", ended, "done"]
+    assert [trial.outcome for trial in found] == expected
+    assert all(trial.problem is not None for trial in found if trial.outcome != "done")
+
+
+def test_the_process_itself_may_die_and_the_rest_go_on() -> None:
+    found = drive(f"{HERE}:dies", jobs(Setting(batch_size=16), Setting(batch_size=2)), mode="infer", device="cpu")
+    assert [trial.outcome for trial in found] == ["crashed", "done"]
+    assert found[0].problem is not None
+    assert "SIGKILL" in found[0].problem.sentence
+
+
+def test_a_hang_is_ended_and_the_rest_go_on() -> None:
+    settings = (Setting(batch_size=16), Setting(batch_size=2))
+    found = drive(f"{HERE}:hangs", jobs(*settings), mode="infer", device="cpu", stall_s=4)
+    assert [trial.outcome for trial in found] == ["timed_out", "done"]
+
+
+def test_a_job_ends_at_its_own_limit() -> None:
+    def talk() -> Talk[Trial]:
+        return (yield Job(setting=Setting(batch_size=4), extent=Extent(batches=5000, warmup=0), limit_s=0.5))
+
+    trial = drive(f"{HERE}:planted", talk(), device="cpu")
+    assert trial.outcome == "timed_out"
+
+
+def test_an_error_in_what_was_given_is_raised() -> None:
+    with pytest.raises(InputError, match="no function"):
+        drive(f"{HERE}:wrkload", jobs(Setting()), device="cpu")
+    with pytest.raises(InputError, match="empty"):
+        drive(f"{HERE}:empty", jobs(Setting()), device="cpu")
+
+
+def test_a_nap_stands_in_for_the_step_and_kept_items_for_the_data() -> None:
+    (slept,) = drive(f"{HERE}:plain", jobs(Setting(batch_size=4), nap_s=0.02), device="cpu")
+    assert all(sample >= 0.02 for sample in slept.stages["forward"].samples_s)
+    (kept,) = drive(f"{HERE}:planted", jobs(Setting(batch_size=64), nap_s=0.0, repeats=2), device="cpu")
+    assert kept.outcome == "done"
+    assert kept.items == 192
+
+
+def test_kept_items_are_the_first_ones() -> None:
+    kept = Repeats(list("abc"), 2)
+    assert [kept[place] for place in range(5)] == list("ababa")
+    assert [Repeats(iter("abcdef"), 3)[place] for place in (0, 3, 4)] == list("aab")
+
+
+def test_a_disturbed_run_says_so() -> None:
+    trial = stoker.profile(f"{HERE}:plain", Setting(batch_size=4), FEW, device="cpu")
+    assert not disturbed(trial)

@@ -1,0 +1,98 @@
+"""Probes of real loaders: what they hold, how they read back, and what is predicted from them."""
+
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.errors import InputError
+from stoker.predict.forecast import Predictor, landscape, parse_faster
+from stoker.predict.probes import Probes, read
+from stoker.records import Setting, encode
+from stoker.tune.probe import probe
+
+HERE = Path(__file__).parent / "workloads" / "planted.py"
+
+
+@pytest.fixture(scope="module")
+def probes() -> Probes:
+    return probe(f"{HERE}:planted", batch_sizes=(2, 4, 8), device="cpu", budget_s=6)
+
+
+def test_probes_hold_what_predictions_need(probes: Probes) -> None:
+    kinds = {run.kind for run in probes.runs}
+    assert {"load", "slow", "step"} <= kinds
+    assert {0, 1} <= {run.num_workers for run in probes.of("load")}
+    assert probes.subject.name.endswith("planted")
+    assert probes.subject.model == "Identity"
+    assert probes.machine.usable_cores > 0
+    for run in probes.runs:
+        assert len(run.asked_s) == len(run.got_s) == len(run.items)
+
+
+def test_probes_read_back_as_they_were(probes: Probes) -> None:
+    assert read(encode(probes)) == probes
+    with pytest.raises(InputError, match="not a probes"):
+        read(b'{"runs": 3}')
+
+
+def test_planted_costs_come_out_of_them(probes: Probes) -> None:
+    costs = Predictor(probes).costs
+    # Never less than was planted; a busy machine only ever adds to it.
+    assert costs.worker_item_s.at(4) >= 0.010 * 0.99
+    assert costs.step.host_s.at(4) >= 0.030 * 0.99
+    assert costs.waiting_share > 0.3  # the planted delays sleep
+    assert costs.shares["transform"] == pytest.approx(0.6, abs=0.1)
+    assert costs.shares["read"] == pytest.approx(0.4, abs=0.1)
+
+
+def test_a_prediction_says_what_limits_it(probes: Probes) -> None:
+    slow = stoker.predict(probes, Setting(batch_size=8, num_workers=0), items=400)
+    assert slow.total_s >= (400 * 0.010 + 50 * 0.030) * 0.99
+    assert slow.limited_by in ("transform", "step")
+    assert slow.interval_s[0] < slow.total_s < slow.interval_s[1]
+    many = stoker.predict(probes, Setting(batch_size=8, num_workers=8), items=4000)
+    assert many.wait_share < slow.wait_share
+    assert many.total_s < 10 * slow.total_s
+
+
+def test_what_ifs_change_the_answer(probes: Probes) -> None:
+    setting = Setting(batch_size=8, num_workers=1)
+    usual = stoker.predict(probes, setting, items=400).total_s
+    assert stoker.predict(probes, setting, items=400, faster={"transform": 4}).total_s < usual
+    assert stoker.predict(probes, setting, items=400, cores=64).total_s <= usual * 1.0001
+    with pytest.raises(InputError, match="no stage named"):
+        stoker.predict(probes, setting, items=400, faster={"paint": 2})
+    with pytest.raises(InputError, match="cores must be above 0"):
+        stoker.predict(probes, setting, items=400, cores=0)
+
+
+def test_the_landscape_covers_what_was_probed(probes: Probes) -> None:
+    cells = landscape(Predictor(probes), probes, 100)
+    assert {cell.setting.batch_size for cell in cells} == {2, 4, 8}
+    assert {0, 1, 2} <= {cell.setting.num_workers for cell in cells}
+
+
+@pytest.mark.parametrize("text", ["decode", "decode=", "decode=fast"])
+def test_a_change_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="decode=2x"):
+        parse_faster([text])
+
+
+def test_items_must_be_there_to_count(probes: Probes) -> None:
+    with pytest.raises(InputError, match="items must be at least 1"):
+        Predictor(probes).predict(Setting(), 0)
+
+
+@pytest.mark.parametrize("name", ["raises", "dies"])
+def test_a_set_that_breaks_late_is_probed_as_far_as_it_goes(name: str) -> None:
+    with pytest.raises(InputError, match="not even a short run"):
+        probe(f"{HERE}:{name}", batch_sizes=(8, 16), mode="infer", device="cpu", budget_s=5)
+
+
+def test_a_stream_can_be_probed() -> None:
+    found = probe(f"{HERE}:stream", batch_sizes=(4, 8), device="cpu", budget_s=2)
+    assert found.subject.items is None
+    assert stoker.predict(found, Setting(batch_size=8, num_workers=1), items=100).total_s > 0
+    with pytest.raises(InputError, match="--items"):
+        stoker.predict(found, Setting(batch_size=8))

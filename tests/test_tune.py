@@ -1,0 +1,308 @@
+"""Tuning real workloads, constraints on numbers, and every odd thing that people give it."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stoker
+from stoker import Setting
+from stoker.errors import InputError
+from stoker.predict.probes import Facts
+from stoker.tune.advise import remedies_of
+from stoker.tune.candidates import Wish, parse_current
+from stoker.tune.constrain import bounds_of, in_flight, ruled_out
+from stoker.tune.plan import Plan, tune
+
+HERE = Path(__file__).parent / "workloads" / "planted.py"
+ODD = Path(__file__).parent / "workloads" / "odd.py"
+FACTS = Facts(
+    usable_cores=4,
+    memory_bytes=8 * 2**30,
+    available_bytes=4 * 2**30,
+    shm_free_bytes=64 * 2**20,
+    open_files=1024,
+)
+
+
+# ---------------------------------------------------------------- constraints
+
+
+@pytest.mark.parametrize(
+    ("setting", "item_bytes", "bound"),
+    [
+        (Setting(batch_size=16, num_workers=2), 600_000, None),
+        (Setting(batch_size=64, num_workers=2), 600_000, "/dev/shm"),
+        (Setting(batch_size=64, num_workers=0), 600_000, None),
+        (Setting(batch_size=256, num_workers=0), 10**7, "host memory"),
+        (Setting(batch_size=300, num_workers=0), 1, "device memory"),
+        (Setting(batch_size=8, num_workers=5), 1, "CPUs"),
+        (Setting(batch_size=1, num_workers=4, prefetch_factor=200), 1, "file descriptors"),
+    ],
+)
+def test_each_bound_is_named(setting: Setting, item_bytes: int, bound: str | None) -> None:
+    found = ruled_out(setting, item_bytes, bounds_of(FACTS, max_batch=256))
+    assert (found.bound if found else None) == bound
+
+
+def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:
+    bounds = bounds_of(FACTS, waiting_share=0.75)
+    assert ruled_out(Setting(batch_size=1, num_workers=16), 1, bounds) is None
+    assert ruled_out(Setting(batch_size=1, num_workers=17), 1, bounds) is not None
+
+
+@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 8), st.integers(1, 10**7))
+def test_what_is_allowed_fits_into_shared_memory(batch: int, workers: int, prefetch: int, item: int) -> None:
+    setting = Setting(batch_size=batch, num_workers=workers, prefetch_factor=prefetch)
+    if ruled_out(setting, item, bounds_of(FACTS)) is None:
+        assert in_flight(setting) * batch * item <= 64 * 2**20
+
+
+# ---------------------------------------------------------------- what a person may ask for
+
+
+@given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8]))
+def test_the_effective_batch_is_exactly_what_was_asked_for(share: int, gpus: int) -> None:
+    wish = Wish(global_batch=share * gpus, gpus=gpus)
+    for size in wish.batch_sizes(512, None):
+        assert size * wish.accumulation(size) * gpus == share * gpus
+
+
+def test_a_global_batch_that_nothing_divides_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be split evenly over 2 GPUs"):
+        Wish(global_batch=257, gpus=2)
+    with pytest.raises(InputError, match="does not divide 100"):
+        Wish(global_batch=100, batch_size=64)
+    assert Wish(global_batch=257).batch_sizes(128, None) == [1]
+
+
+def test_batch_sizes_stay_within_what_was_asked() -> None:
+    assert Wish(batch_size=48).batch_sizes(None, None) == [48]
+    assert Wish(max_batch=100).batch_sizes(None, None) == [8, 16, 32, 64, 100]
+    assert Wish().batch_sizes(40, None) == [8, 16, 32]
+    assert Wish().batch_sizes(None, 3) == [3]
+    assert 48 in Wish(current=Setting(batch_size=48)).batch_sizes(None, None)
+
+
+@pytest.mark.parametrize("text", ["", "batch", "batch=x", "batch=1;workers=2", "bacth=4"])
+def test_a_current_setting_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="batch=64,workers=4"):
+        parse_current(text)
+
+
+def test_the_current_setting_is_read() -> None:
+    assert parse_current("batch=64, workers=4") == Setting(batch_size=64, num_workers=4)
+
+
+# ---------------------------------------------------------------- tuning
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return tune(
+        f"{HERE}:planted",
+        items=400,
+        max_batch=32,
+        device="cpu",
+        budget_s=14,
+        current=Setting(batch_size=8, num_workers=0),
+    )
+
+
+def test_a_plan_beats_what_it_found(plan: Plan) -> None:
+    assert plan.measured is not None
+    assert plan.gain is not None
+    assert plan.gain > 1.5  # loading is hidden behind the steps
+    assert plan.num_workers > 0
+    assert plan.predicted is not None
+    assert plan.current is not None
+    assert plan.current.measured is not None
+    assert plan.verdict is not None
+    assert plan.seconds > 0
+    best = min(each.seconds for each in plan.candidates if each.measured)
+    assert plan.measured.total_s <= best * 1.02 + 1e-9
+
+
+def test_a_plan_makes_its_loader(plan: Plan) -> None:
+    loader = plan.loader(list(range(100)), shuffle=True)
+    assert loader.batch_size == plan.batch_size
+    assert loader.num_workers == plan.num_workers
+    assert plan.loader([1], num_workers=0, prefetch_factor=None, persistent_workers=False).num_workers == 0
+    assert plan.line.startswith("DataLoader(dataset, batch_size=")
+
+
+def test_the_document_has_what_programs_need(plan: Plan) -> None:
+    from stoker.report.documents import plan_document, to_json
+
+    found = json.loads(to_json(plan_document(plan)))
+    assert {
+        "batch_size",
+        "num_workers",
+        "prefetch_factor",
+        "pin_memory",
+        "persistent_workers",
+        "accumulate",
+        "predicted",
+        "measured",
+        "current",
+        "candidates",
+        "ruled_out",
+        "verdict",
+        "seconds",
+    } <= set(found)
+    assert found["measured"]["total_s"] > 0
+
+
+def test_remedies_come_by_gain(plan: Plan) -> None:
+    helps = [remedy for remedy in plan.remedies if remedy.after_s < remedy.before_s]
+    assert [remedy.after_s for remedy in helps] == sorted(remedy.after_s for remedy in helps)
+
+
+def test_a_profile_says_what_would_help() -> None:
+    trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), stoker.Extent(batches=6, warmup=1), device="cpu")
+    found = remedies_of(trial)
+    assert any("workers 0 →" in remedy.change for remedy in found)
+    assert all(math.isfinite(remedy.after_s) for remedy in found)
+
+
+def test_the_batch_can_be_fixed_and_the_effective_batch_kept() -> None:
+    found = tune(f"{HERE}:planted", items=60, batch_size=4, global_batch=16, gpus=2, device="cpu", budget_s=3)
+    assert found.batch_size == 4
+    assert found.batch_size * found.accumulate * found.gpus == 16
+
+
+def test_the_thesis_planner_takes_the_largest_batch() -> None:
+    found = tune(f"{HERE}:plain", max_batch=16, device="sleep:5ms", mode="infer", budget_s=3, planner="thesis")
+    assert found.batch_size == 16
+    assert found.num_workers == 1
+
+
+# ---------------------------------------------------------------- odd inputs
+
+
+def test_a_set_of_three_items() -> None:
+    found = tune(f"{ODD}:three_items", device="cpu", mode="infer", budget_s=4)
+    assert found.batch_size <= 3
+
+
+def test_a_stream_needs_to_be_told_how_long() -> None:
+    with pytest.raises(InputError, match="--items"):
+        tune(f"{HERE}:stream", device="cpu", mode="infer", budget_s=2, max_batch=16)
+    found = tune(f"{HERE}:stream", items=200, device="cpu", mode="infer", budget_s=2, max_batch=16)
+    assert found.measured is not None
+
+
+def test_a_budget_of_one_second_is_answered_and_said() -> None:
+    found = tune(f"{HERE}:plain", device="cpu", mode="infer", budget_s=1)
+    assert found.batch_size >= 1
+    assert any("budget" in note for note in found.notes)
+    with pytest.raises(InputError, match="above 0"):
+        tune(f"{HERE}:plain", budget_s=0)
+
+
+def test_items_of_wildly_varying_cost() -> None:
+    found = tune(f"{ODD}:uneven", items=200, device="sleep:1ms", mode="infer", max_batch=16, budget_s=4)
+    assert found.measured is not None
+    assert found.predicted is not None
+    assert found.predicted.interval_s[0] < found.predicted.total_s
+
+
+def test_a_set_that_is_all_corrupt_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="broken file") as caught:
+        tune(f"{ODD}:corrupt", device="cpu", mode="infer", budget_s=4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": 0}, "gpus must be at least 1"),
+        ({"batch_size": 0}, "batch size must be at least 1"),
+        ({"max_batch": 0}, "max batch must be at least 1"),
+        ({"items": 0}, "items must be at least 1"),
+    ],
+)
+def test_wrong_values_are_one_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tune(f"{HERE}:plain", device="cpu", mode="infer", budget_s=2, **options)
+
+
+def test_an_interrupted_tune_keeps_what_was_measured(tmp_path: Path) -> None:
+    kept = tmp_path / "plan.json"
+    command = [
+        sys.executable,
+        "-m",
+        "stoker.cli",
+        "tune",
+        f"{HERE}:plain",
+        "--items",
+        "100000",
+        "--device",
+        "sleep:9ms",
+    ]
+    command += ["--mode", "infer", "--budget", "10s", "--max-batch", "8", "--save", str(kept)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("trying"):
+                break
+        time.sleep(0.2)
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip().endswith("stoker: interrupted")
+    found = json.loads(kept.read_text())
+    assert found["interrupted"] is True
+    assert found["probes"]["runs"]
+    assert not [child for child in psutil.Process().children(recursive=True) if "stoker.cli" in child.cmdline()]
+
+
+# ---------------------------------------------------------------- as commands
+
+
+def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    whole = [sys.executable, "-m", "stoker.cli", *arguments]
+    return subprocess.run(whole, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_probe_predict_and_grid_as_commands(tmp_path: Path) -> None:
+    kept = str(tmp_path / "probes.json")
+    options = ("--batch-sizes", "4,8", "--device", "sleep:2ms", "--mode", "infer", "--budget", "2s", "--quiet")
+    done = command("probe", f"{HERE}:plain", "-o", kept, *options)
+    assert done.returncode == 0, done.stderr
+    assert "probed in" in done.stdout
+    one = command("predict", "--probes", kept, "-b", "8", "-w", "2", "--items", "1000", "--json")
+    assert one.returncode == 0, one.stderr
+    assert {"total_s", "interval_s", "first_batch_s", "steady_items_per_s", "wait_share", "limited_by"} <= set(
+        json.loads(one.stdout)
+    )
+    whole = command("predict", "--probes", kept, "--grid", "--items", "1000", "--cores", "8", "--faster", "step=3x")
+    assert whole.returncode == 0, whole.stderr
+    assert "Best: batch" in whole.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("predict", "--probes", "no_such.json", "--grid"), "cannot read no_such.json"),
+        (("tune", f"{HERE}:plain", "--budget", "soon"), "is not a time"),
+        (("tune", f"{HERE}:plain", "--current", "64/4"), "batch=64,workers=4"),
+        (("tune", f"{HERE}:plain", "--global-batch", "257", "--gpus", "2"), "cannot be split"),
+        (("probe", f"{HERE}:plain", "-o", "p.json", "--batch-sizes", "a"), "8,32,128"),
+    ],
+)
+def test_a_wrong_command_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:
+    done = command(*arguments)
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr

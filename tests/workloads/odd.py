@@ -1,0 +1,51 @@
+"""Workloads that are odd in ways that tuning must bear: tiny, uneven, or broken altogether."""
+
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+import stoker
+
+
+class Few(Dataset[Any]):
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.size:
+            raise IndexError(index)
+        return torch.zeros(8), 0
+
+
+class Uneven(Few):
+    """One item in seven takes fifty times as long as the others."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.01 if index % 7 == 0 else 0.0002)
+        return super().__getitem__(index)
+
+
+class Corrupt(Few):
+    def __getitem__(self, index: int) -> Any:
+        raise OSError(f"broken file {index}")
+
+
+def workload_of(dataset: Dataset[Any]) -> stoker.Workload:
+    return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=dataset, loss=torch.nn.CrossEntropyLoss())
+
+
+def three_items() -> stoker.Workload:
+    return workload_of(Few(3))
+
+
+def uneven() -> stoker.Workload:
+    return workload_of(Uneven(1000))
+
+
+def corrupt() -> stoker.Workload:
+    return workload_of(Corrupt(100))
