@@ -1,0 +1,211 @@
+"""Every method's way through sizes, on a card that stands in for one: it has so much free, and items take so much."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import stoker
+from stoker.errors import InputError
+from stoker.measure.allocation_log import AllocationLog
+from stoker.measure.attempts import Probe, Room
+from stoker.measure.server import Failure
+from stoker.records import Problem
+from stoker.tune import traced, tried
+from stoker.tune.limit import Limit, Method, Question
+from stoker.tune.traced import Estimate
+from stoker.workload.examples import worst_example
+
+MIB = 2**20
+FIXED, ITEM = 100 * MIB, 10 * MIB
+TOTAL = 1000 * MIB
+
+
+class Given:
+    """A call that is over."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+
+class Card:
+    """Stands in for the process that tries are forked from, and for the card that they run on."""
+
+    free_bytes = TOTAL - 60 * MIB
+    retries_above = 10**9
+    filled_after: int | None = None
+    broken_from: int | None = None
+    tried: list[int]
+
+    def __init__(self, workload: stoker.Workload, job: Any, *, lazy: bool = False) -> None:
+        self.job, self.example, self.model = job, worst_example(workload), torch.nn.Linear(2, 2)
+        Card.tried = []
+
+    def room(self) -> Given:
+        return Given(Room(device="a card", total_bytes=TOTAL, free_bytes=self.free_bytes))
+
+    def attempt(
+        self, batch_size: int, *, steps: int = 3, primed: bool = False, expandable: bool = False, weigh: bool = False
+    ) -> Probe:
+        Card.tried.append(batch_size)
+        free = self.free_bytes
+        if self.filled_after is not None and len(Card.tried) > self.filled_after:
+            free -= 300 * MIB
+        if self.broken_from is not None and batch_size >= self.broken_from:
+            return Probe(batch_size=batch_size, outcome="failed", problem=Problem(sentence="an index is too large"))
+        budget = min(free, self.job.budget_bytes or free) + (50 * MIB if primed or expandable else 0)
+        memory = FIXED + ITEM * batch_size
+        return Probe(
+            batch_size=batch_size,
+            outcome="done" if memory <= budget else "oom",
+            peak_bytes=memory,
+            reserved_bytes=memory,
+            retries=int(batch_size > self.retries_above),
+            free_bytes=free,
+            step_s=(0.1,) * steps,
+            reserved_samples=(0,) * 5 + (memory,) * (steps - 5),
+            input_bytes=batch_size * MIB,
+            output_bytes=batch_size * MIB,
+        )
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
+    """A fresh card, on which steps cannot be followed unless a test says so."""
+    fresh = type("FreshCard", (Card,), {})
+    monkeypatch.setattr(tried, "Cradle", fresh)
+    monkeypatch.setattr(tried, "_capability", lambda question: "9.0")
+    failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
+    monkeypatch.setattr(tried._Search, "_trace", lambda self: Given(failure))
+    return fresh
+
+
+def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int) -> None:
+    """Let the trace say so much."""
+    log = AllocationLog(storages=(), init=(), first=(), steady=(), batch_size=251)
+    said = Estimate(likely=likely, interval=(1, 10**6), calm=calm, peak_bytes=1, bytes_per_item=ITEM, fixed_bytes=FIXED)
+    monkeypatch.setattr(tried._Search, "_trace", lambda self: Given(log))
+    monkeypatch.setattr(traced, "estimate", lambda log, budget: said)
+    monkeypatch.setattr(traced, "primed", lambda log, budget: likely + 4)
+
+
+def ask(method: Method = "auto", **options: Any) -> Limit:
+    workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(5000, 4)))
+    return tried.answer(workload, Question(method=method, **options), lambda name, data: None)
+
+
+@pytest.mark.parametrize("guess", [84, 70, 200, 1])
+def test_auto_runs_what_it_answers_whatever_the_trace_said(
+    card: type[Card], monkeypatch: pytest.MonkeyPatch, guess: int
+) -> None:
+    follows(monkeypatch, likely=guess, calm=guess)
+    found = ask()
+    assert (found.max_batch, found.ran, found.predicted_batch) == (84, True, guess)
+    assert 85 in Card.tried, "the next size up was seen to fail"
+
+
+def test_a_good_guess_takes_two_tries(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=84)
+    assert ask().max_batch == 84
+    assert Card.tried == [84, 85]
+
+
+def test_auto_finds_it_by_trying_alone_where_a_step_cannot_be_followed(card: type[Card]) -> None:
+    found = ask()
+    assert found.max_batch == 84
+    assert any("found by trying alone: this step cannot be followed" in note for note in found.notes)
+
+
+def test_search_is_exact_and_doubling_is_a_power_of_two(card: type[Card]) -> None:
+    assert ask("search").max_batch == 84
+    found = ask("doubling")
+    assert found.max_batch == 64
+    assert any("equation 5.2" in note for note in found.notes)
+
+
+def test_two_points_lie_on_a_line(card: type[Card]) -> None:
+    found = ask("two-point")
+    assert (found.max_batch, found.ran, Card.tried) == (84, False, [10, 50])
+    assert found.bytes_per_item == ITEM
+    assert found.fixed_bytes == FIXED
+    assert ask("two-point", gpus=3).max_batch == 3 * 84
+    assert ask("two-point", reserve_bytes=100 * MIB).max_batch == 74
+
+
+def test_two_points_warn_of_recurrent_nets(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    def recurrent(self: Any, workload: Any, job: Any, *, lazy: bool = False) -> None:
+        Card.__init__(self, workload, job)
+        self.model = torch.nn.LSTM(2, 2)
+
+    monkeypatch.setattr(card, "__init__", recurrent)
+    assert any("recurrent" in note for note in ask("two-point").notes)
+
+
+def test_the_comfortable_batch_ran_without_a_retry(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    card.retries_above = 60
+    follows(monkeypatch, likely=84, calm=62)
+    found = ask()
+    assert found.max_batch == 84
+    assert found.comfortable_batch == 58, "62 needed one; five per cent below it did not"
+    card.retries_above = 0
+    assert ask().comfortable_batch is None, "none was found in a few tries, and none is claimed"
+
+
+def test_advice_is_run(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=84)
+    primed, expandable = ask(gpu_memory_bytes=900 * MIB, advise=True).remedies
+    assert (primed.max_batch, primed.predicted_batch) == (85, 88)
+    assert (expandable.max_batch, expandable.predicted_batch) == (85, None)
+
+
+def test_what_others_hold_is_taken_off_and_said(card: type[Card]) -> None:
+    found = ask()
+    assert found.gpu_memory_bytes == 940 * MIB
+    assert any("60 MiB of 1000 MiB is held" in note for note in found.notes)
+    found = ask(gpu_memory_bytes=990 * MIB)
+    assert found.gpu_memory_bytes == 940 * MIB
+    assert any("only 940 MiB of the 990 MiB asked for is free" in note for note in found.notes)
+
+
+def test_someone_who_fills_the_card_meanwhile_is_noticed(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=80, calm=80)
+    card.filled_after = 1
+    found = ask()
+    assert any("another process took 300 MiB during the search" in note for note in found.notes)
+
+
+def test_a_budget_beyond_the_card_is_refused(card: type[Card]) -> None:
+    with pytest.raises(InputError, match=r"a card has 1000 MiB, and 1.95 GiB was asked for"):
+        ask(gpu_memory_bytes=2000 * MIB)
+
+
+def test_a_model_that_does_not_fit_at_one_says_by_how_much(card: type[Card]) -> None:
+    with pytest.raises(InputError, match=r"not even a batch of 1 fits in 50 MiB: it needs about 110 MiB, 60 MiB more"):
+        ask("search", gpu_memory_bytes=50 * MIB)
+
+
+def test_a_step_that_always_fails_is_not_out_of_memory(card: type[Card]) -> None:
+    card.broken_from = 0
+    with pytest.raises(InputError, match="not for want of memory: an index is too large"):
+        ask("search")
+
+
+def test_a_step_that_fails_only_when_large_bounds_the_batch(card: type[Card]) -> None:
+    card.broken_from = 50
+    found = ask("search")
+    assert found.max_batch == 49
+    assert any("for another reason than memory: an index is too large" in note for note in found.notes)
+
+
+def test_a_set_smaller_than_the_batch_is_said(card: type[Card]) -> None:
+    workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(20, 4)))
+    found = tried.answer(workload, Question(method="search"), lambda name, data: None)
+    assert any("the set has only 20 items" in note for note in found.notes)
+
+
+def test_cudnn_benchmark_is_said_to_make_memory_vary(card: type[Card]) -> None:
+    assert any("cudnn.benchmark" in note for note in ask("search", cudnn_benchmark=True).notes)
