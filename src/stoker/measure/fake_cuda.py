@@ -6,9 +6,11 @@ a dummy backend registered, autograd's nodes carry no stream, and while the engi
 registering the backend breaks autograd on a real GPU.
 """
 
+import ctypes
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,10 @@ from stoker.errors import MachineError
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
 _LARGE_NUMEL = 4096
+_C10_LIBRARY = "*c10.*"
+_GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
+_CUDA_TYPE, _META_TYPE = 1, 14
+"""The places of devices in torch's table of guards, as in its `DeviceType`."""
 _FILLS = frozenset(
     (
         "normal_",
@@ -53,6 +59,7 @@ def install(*, backward: bool) -> None:
     """Make this process take fake tensors on CUDA for the real thing; `backward` where gradients are wanted too."""
     if backward:
         _register_backend()
+    _silence_guards()
     FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[method-assign,assignment]
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
     amp: Any = torch.cuda.amp.common
@@ -63,6 +70,17 @@ def install(*, backward: bool) -> None:
     if FakeTensor not in optimizers._foreach_supported_types:
         optimizers._foreach_supported_types.append(FakeTensor)
     _watch_engine()
+
+
+def _silence_guards() -> None:
+    """Code in C++ asks for the device and stream even of fake tensors; a torch that was built for CPUs has none to ask,
+    and another may try the driver. The guard of `meta` answers any question with nothing."""
+    try:
+        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob(_C10_LIBRARY))))
+        guards = (ctypes.c_void_p * (_META_TYPE + 1)).in_dll(library, _GUARDS_SYMBOL)
+    except (StopIteration, OSError, ValueError):
+        return  # most models can be followed without
+    guards[_CUDA_TYPE] = guards[_META_TYPE]
 
 
 def _step_with_finite_gradients(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
