@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention
-from torch.utils import backend_registration
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
@@ -19,10 +18,6 @@ from stoker.measure.allocation_log import AllocationLog, Reduction
 from stoker.measure.architectures import architecture
 from stoker.predict.memory import replay
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch is too old to follow a training step without a GPU",
-)
 MIB = 2**20
 PLENTY = 2**60
 ITEM = 4  # bytes of a number in full precision

@@ -6,11 +6,9 @@ a dummy backend registered, autograd's nodes carry no stream, and while the engi
 registering the backend breaks autograd on a real GPU.
 """
 
-import ctypes
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,14 +18,12 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.errors import MachineError
+from stoker.measure import guards
 
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
 _LARGE_NUMEL = 4096
-_C10_LIBRARY = "*c10.*"
-_GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
-_CUDA_TYPE, _META_TYPE = 1, 14
-"""The places of devices in torch's table of guards, as in its `DeviceType`."""
+_BACKEND = "stoker_trace"
 _FILLS = frozenset(
     (
         "normal_",
@@ -59,7 +55,7 @@ def install(*, backward: bool) -> None:
     """Make this process take fake tensors on CUDA for the real thing; `backward` where gradients are wanted too."""
     if backward:
         _register_backend()
-    _silence_guards()
+    guards.silence()
     FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[method-assign,assignment]
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: True
     amp: Any = torch.cuda.amp.common
@@ -72,17 +68,6 @@ def install(*, backward: bool) -> None:
     _watch_engine()
 
 
-def _silence_guards() -> None:
-    """Code in C++ asks for the device and stream even of fake tensors; a torch that was built for CPUs has none to ask,
-    and another may try the driver. The guard of `meta` answers any question with nothing."""
-    try:
-        library = ctypes.CDLL(str(next((Path(torch.__file__).parent / "lib").glob(_C10_LIBRARY))))
-        guards = (ctypes.c_void_p * (_META_TYPE + 1)).in_dll(library, _GUARDS_SYMBOL)
-    except (StopIteration, OSError, ValueError):
-        return  # most models can be followed without
-    guards[_CUDA_TYPE] = guards[_META_TYPE]
-
-
 def _step_with_finite_gradients(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     """Whether a gradient was infinite is a value that only a run has; the update is what takes memory."""
     return optimizer.step(*args, **kwargs)
@@ -91,12 +76,13 @@ def _step_with_finite_gradients(scaler: Any, optimizer: Any, state: Any, *args: 
 def _register_backend() -> None:
     """With any backend of that kind registered, autograd's nodes ask for no stream."""
     register = getattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend", None)
-    if register is None:
+    if register is not None:
+        register(_BACKEND)
+    elif not guards.register_backend(_BACKEND):
         raise MachineError(
             f"following a training step without a GPU needs a newer torch than {torch.__version__}; "
             "upgrade it, or use --mode infer"
         )
-    register("stoker_trace")
 
 
 def _watch_engine() -> None:
