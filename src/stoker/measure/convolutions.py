@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stoker.measure.outputs import returned
+from stoker.measure.outputs import channels_last, returned
 
 if TYPE_CHECKING:
     from stoker.measure.recorder import Recorder
@@ -40,9 +40,9 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = args[:2]
     result = returned(func, args, kwargs)
     log.born(result)
-    copies = _copied(log, x, weight, last=_last(x, weight))
+    copies = _copied(log, x, weight, last=channels_last(x, weight))
     stride, transposed, groups = args[3], args[6], args[8]
-    if groups == 1 and not _last(x, weight):
+    if groups == 1 and not channels_last(x, weight):
         ends = (result, x) if transposed else (x, result)
         _take(log, _output_sizes(*ends, weight, stride))
     for copy in copies:
@@ -54,7 +54,7 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     """One pass for the input's gradient, then one for the weights', each with a workspace of its own."""
     gradient, x, weight = args[:3]
     stride, transposed, groups = args[4], args[7], args[9]
-    last = _last(x, weight)
+    last = channels_last(x, weight)
     copies = _copied(log, gradient, x, weight, last=last)
     result = returned(func, args, kwargs)
     ends = (gradient, x) if transposed else (x, gradient)
@@ -85,13 +85,6 @@ def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
     layout = torch.channels_last if last else torch.contiguous_format
     others = [one for one in tensors if not one.is_contiguous(memory_format=layout)]
     return [log.taken(one.numel() * one.element_size()) for one in others]
-
-
-def _last(x: Any, weight: Any) -> bool:
-    """Whether channels come last already, in the input or in the weights."""
-    if x.dim() != 4:
-        return False
-    return any(not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last) for one in (x, weight))
 
 
 def _bytes(tensor: Any) -> int:

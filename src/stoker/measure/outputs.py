@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from stoker.measure.fake_cuda import fresh, viewed
+from stoker.measure.fake_cuda import fresh, last_strides, viewed
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -83,24 +83,37 @@ def _sides(x: Any, weight: Any, options: Sequence[Any]) -> list[int]:
     return sides
 
 
+def channels_last(x: Any, weight: Any) -> bool:
+    """Whether a convolution has its channels last, as its input or its weights have them."""
+    if x.dim() != 4:
+        return False
+    return any(not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last) for one in (x, weight))
+
+
+def _laid_out(shape: Sequence[int], dtype: torch.dtype, last: bool) -> Any:
+    return fresh(shape, dtype, last_strides(shape) if last else None)
+
+
 def _convolution(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
-    if x.dim() != weight.dim() or not x.is_contiguous() or not weight.is_contiguous() or x.dtype != weight.dtype:
-        return NotImplemented
     *shape, groups = options
+    if x.dim() != weight.dim() or x.dtype != weight.dtype:
+        return NotImplemented
     if x.shape[1] != (weight.shape[0] if shape[3] else weight.shape[1] * groups):
         return NotImplemented
     channels = weight.shape[1] * groups if shape[3] else weight.shape[0]
     sides = _sides(x, weight, shape)
-    return fresh((x.shape[0], channels, *sides), x.dtype) if min(sides) > 0 else NotImplemented
+    if min(sides) < 1:
+        return NotImplemented
+    return _laid_out((x.shape[0], channels, *sides), x.dtype, channels_last(x, weight))
 
 
 def _convolution_backward(gradient: Any, x: Any, weight: Any, bias_sizes: Any, *options: Any) -> Any:
-    if not (x.is_contiguous() and weight.is_contiguous() and gradient.is_contiguous()) or x.dim() != weight.dim():
+    if x.dim() != weight.dim():
         return NotImplemented
-    wanted = options[-1]
+    wanted, last = options[-1], channels_last(x, weight)
     return (
-        fresh(x.shape, x.dtype) if wanted[0] else None,
-        fresh(weight.shape, weight.dtype) if wanted[1] else None,
+        _laid_out(x.shape, x.dtype, last) if wanted[0] else None,
+        _laid_out(weight.shape, weight.dtype, last) if wanted[1] else None,
         fresh((gradient.shape[1],), gradient.dtype) if wanted[2] else None,
     )
 
