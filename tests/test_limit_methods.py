@@ -12,7 +12,7 @@ from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.attempts import Probe, Room
 from stoker.measure.server import Failure
 from stoker.records import Problem
-from stoker.tune import traced, tried
+from stoker.tune import searching, traced, tried
 from stoker.tune.limit import Limit, Method, Question
 from stoker.tune.traced import Estimate
 from stoker.workload.examples import worst_example
@@ -77,10 +77,10 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     """A fresh card, on which steps cannot be followed unless a test says so."""
     fresh = type("FreshCard", (Card,), {})
-    monkeypatch.setattr(tried, "Cradle", fresh)
+    monkeypatch.setattr(searching, "Cradle", fresh)
     monkeypatch.setattr(tried, "_capability", lambda question: "9.0")
     failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
-    monkeypatch.setattr(tried._Search, "_trace", lambda self: Given(failure))
+    monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(failure))
     return fresh
 
 
@@ -88,7 +88,7 @@ def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int) -> None:
     """Let the trace say so much."""
     log = AllocationLog(storages=(), init=(), first=(), steady=(), batch_size=251)
     said = Estimate(likely=likely, interval=(1, 10**6), calm=calm, peak_bytes=1, bytes_per_item=ITEM, fixed_bytes=FIXED)
-    monkeypatch.setattr(tried._Search, "_trace", lambda self: Given(log))
+    monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(log))
     monkeypatch.setattr(traced, "estimate", lambda log, budget: said)
     monkeypatch.setattr(traced, "primed", lambda log, budget: likely + 4)
 

@@ -163,7 +163,7 @@ def test_bad_questions_get_a_sentence() -> None:
         ({"gpu_memory": "1GiB", "gpus": 0}, "at least 1"),
     ):
         with pytest.raises(InputError, match=words):
-            stoker.limit(wide(), **options)  # type: ignore[arg-type]
+            stoker.limit(wide(), **options)
 
 
 # ---------------------------------------------------------------- a live model

@@ -1,0 +1,209 @@
+"""One question about the largest batch while it is being answered: the device, the budget, and every size tried."""
+
+import msgspec
+
+from stoker.errors import InputError, MachineError, StokerError
+from stoker.measure.allocation_log import AllocationLog
+from stoker.measure.attempts import Cradle, Forked, Job, Probe, Room
+from stoker.measure.isolate import Emit
+from stoker.measure.server import Failure
+from stoker.records import Mode
+from stoker.tune import traced
+from stoker.tune.bracket import Bracket
+from stoker.tune.limit import Limit, Method, Question
+from stoker.tune.traced import Estimate
+from stoker.units import format_bytes
+from stoker.workload.definition import Workload
+
+_HOST_SHARE = 0.9
+"""Of the host's free memory: the rest of the machine lives there too."""
+_NOTABLE_BYTES = 64 * 2**20
+
+
+class Search:
+    """One question about one workload, and what has been tried for it."""
+
+    def __init__(
+        self, workload: Workload, name: str, mode: Mode, question: Question, capability: str | None, emit: Emit
+    ) -> None:
+        self.workload, self.name, self.mode, self.question = workload, name, mode, question
+        self.capability, self.emit = capability, emit
+        self.probes: dict[int, Probe] = {}
+        self.notes: list[str] = []
+        self.on_host = capability is None
+        self.log: AllocationLog | None = None
+        self.budget_bytes = 0
+        self.weights_matter = True
+        self._items: int | None = None
+
+    # ------------------------------------------------------------ what every run needs
+
+    def prepare(self) -> None:
+        """Look at the device, follow the step and make the model, side by side."""
+        self.emit("phase", "following one step, and making the model")
+        question = self.question
+        job = Job(
+            mode=self.mode,
+            precision=question.precision,
+            device="cpu" if self.on_host else question.device,
+            validate=question.validate,
+            cudnn_benchmark=question.cudnn_benchmark,
+        )
+        self.cradle = Cradle(self.workload, job, lazy=not self.weights_matter)
+        self._items = self.cradle.example.of
+        room = self.cradle.room()
+        tracing = self._trace() if question.method == "auto" and not self.on_host else None
+        self.cradle.model  # noqa: B018 - made now, while the others run
+        self._settle_budget(_value(room))
+        if tracing is not None:
+            log = tracing.result()
+            if isinstance(log, Failure):
+                self.notes.append(f"found by trying alone: {log.sentence}")
+            else:
+                self.log = log
+        if self.cradle.example.note:
+            self.notes.append(self.cradle.example.note)
+        if question.cudnn_benchmark:
+            self.notes.append("cudnn.benchmark tries algorithms at each new size: memory differs from run to run")
+
+    def _trace(self) -> Forked[AllocationLog]:
+        return Forked(lambda: traced.record(self.workload, self.mode, self.question, self.capability), AllocationLog)
+
+    def _settle_budget(self, room: Room) -> None:
+        """What tensors may take, with what others hold taken off."""
+        asked, reserve = self.question.gpu_memory_bytes, self.question.reserve_bytes
+        if asked is not None and asked > room.total_bytes:
+            raise InputError(
+                f"{room.device} has {format_bytes(room.total_bytes)}, and {format_bytes(asked)} was asked for; "
+                "--method trace answers for a GPU that is not here"
+            )
+        taken = room.total_bytes - room.free_bytes
+        if asked is None:
+            what = "what runs here now" if self.on_host else "the CUDA context and other processes"
+            self.notes.append(f"{format_bytes(taken)} of {format_bytes(room.total_bytes)} is held by {what}")
+        elif asked > room.free_bytes:
+            self.notes.append(
+                f"only {format_bytes(room.free_bytes)} of the {format_bytes(asked)} asked for is free: the CUDA "
+                f"context and other processes hold {format_bytes(taken)}"
+            )
+        free = int(room.free_bytes * _HOST_SHARE) if self.on_host else room.free_bytes
+        self.budget_bytes = min(asked if asked is not None else free, free) - reserve
+        if self.budget_bytes < 1:
+            raise InputError(f"nothing is left: {format_bytes(room.free_bytes)} is free on {room.device}")
+        capped = asked is not None or reserve or self.on_host
+        self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=self.budget_bytes if capped else None)
+
+    def holds(self, batch_size: int) -> bool:
+        return self.try_size(batch_size).outcome == "done"
+
+    def try_size(self, batch_size: int, *, steps: int = 3, weigh: bool = False) -> Probe:
+        """Run it; a step that fails for want of anything but memory ends the search where nothing smaller ran."""
+        self.emit("phase", f"trying a batch of {batch_size}")
+        probe = self.cradle.attempt(batch_size, steps=steps, weigh=weigh)
+        self.probes[batch_size] = probe
+        if probe.outcome in ("failed", "crashed") and not any(
+            other.outcome == "done" and other.batch_size < batch_size for other in self.probes.values()
+        ):
+            self._fail(probe)
+        if probe.outcome in ("failed", "crashed") and probe.problem:
+            self.notes.append(f"a batch of {batch_size} fails for another reason than memory: {probe.problem.sentence}")
+        self._watch_others(probe)
+        return probe
+
+    def _fail(self, probe: Probe) -> None:
+        """Where a small batch fails too, it is no question of the size."""
+        tiny = probe if probe.batch_size == 1 else self.cradle.attempt(1)
+        if tiny.outcome in ("failed", "crashed") and tiny.problem:
+            where = f", at {tiny.problem.where}" if tiny.problem.where else ""
+            raise InputError(f"the step fails, and not for want of memory: {tiny.problem.sentence}{where}")
+        self.probes[1] = tiny
+
+    def _watch_others(self, probe: Probe) -> None:
+        """A GPU that someone else fills meanwhile makes a size fail that would have fitted."""
+        short = self.budget_bytes + self.question.reserve_bytes - probe.free_bytes
+        told = any("took" in note for note in self.notes)
+        if probe.outcome == "oom" and short > _NOTABLE_BYTES and not told:
+            self.notes.append(
+                f"another process took {format_bytes(short)} during the search: the answer is for what it left"
+            )
+
+    def calm(self) -> list[int]:
+        """The sizes that ran without a retry."""
+        return [size for size, probe in self.probes.items() if probe.outcome == "done" and not probe.retries]
+
+    # ------------------------------------------------------------ the answer
+
+    def need(self, found: Bracket) -> None:
+        if not found.ran:
+            needed = self.probes[1].peak_bytes if 1 in self.probes else 0
+            raise InputError(traced.too_large(max(needed, self.budget_bytes), self.budget_bytes))
+
+    def ran(self, found: Bracket, comfortable: int | None, estimate: Estimate | None, method: Method) -> Limit:
+        done = [size for size, probe in self.probes.items() if probe.outcome == "done"]
+        larger = [size for size in done if found.failed is not None and size > found.failed]
+        if larger:
+            self.notes.append(
+                f"fitting is not monotone: {found.failed} failed, and {max(larger)}, which is larger, ran too"
+            )
+        if found.failed is None:
+            self.notes.append(f"the search ends at {found.ran}: larger batches were not tried")
+        last = max([found.ran, *larger])
+        limit = self.limit(found.ran, (found.ran, last), comfortable, estimate=estimate, method=method)
+        peak = self.probes[found.ran].peak_bytes
+        per_item = limit.bytes_per_item or self._slope(found.ran)
+        return msgspec.structs.replace(
+            limit,
+            ran=True,
+            peak_bytes_at_max=peak,
+            bytes_per_item=per_item,
+            fixed_bytes=max(0, peak - per_item * found.ran),
+        )
+
+    def _slope(self, ran: int) -> int:
+        """Bytes an item by the two sizes that lie farthest apart."""
+        done = sorted(size for size, probe in self.probes.items() if probe.outcome == "done")
+        if len(done) < 2:
+            return 0
+        low, high = done[0], done[-1]
+        return max(0, (self.probes[high].peak_bytes - self.probes[low].peak_bytes) // (high - low))
+
+    def limit(
+        self,
+        most: int,
+        interval: tuple[int, int],
+        comfortable: int | None,
+        *,
+        estimate: Estimate | None,
+        method: Method,
+    ) -> Limit:
+        items = self._items
+        if items is not None and most > items and not self.workload.facts.get("on_device"):
+            self.notes.append(f"the set has only {items} items: no batch of it can be larger")
+        return Limit(
+            max_batch=most,
+            interval=interval,
+            comfortable_batch=comfortable,
+            method=method,
+            gpu_memory_bytes=self.budget_bytes,
+            peak_bytes_at_max=estimate.peak_bytes if estimate else 0,
+            bytes_per_item=estimate.bytes_per_item if estimate else 0,
+            fixed_bytes=estimate.fixed_bytes if estimate else 0,
+            workload=self.name,
+            mode=self.mode,
+            precision=self.question.precision,
+            optimizer=self.question.optimizer,
+            memory="host" if self.on_host and method != "trace" else "GPU",
+            predicted_batch=estimate.likely if estimate else None,
+            predicted_interval=estimate.interval if estimate else None,
+            probes=tuple(self.probes.values()),
+            notes=tuple(dict.fromkeys(self.notes)),
+            attention=self.log.attention if self.log else (),
+            unseen=self.log.unseen if self.log else (),
+        )
+
+
+def _value(forked: Forked[Room]) -> Room:
+    result = forked.result()
+    if isinstance(result, Failure):
+        raise (StokerError if result.kind else MachineError)(result.sentence)
+    return result
