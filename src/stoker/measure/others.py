@@ -18,13 +18,11 @@ class Others:
 
     def __init__(self) -> None:
         self._began = perf_counter()
-        self._machine, self._own = _machine_s(), _own_s()
+        self._machine, self._own = machine_cpu_s(), _own_s()
 
     def note(self) -> str | None:
         """One sentence where others were in the way. The run's workers must have been joined."""
-        now = _machine_s()
-        if self._machine is None or now is None:
-            return None
+        now = machine_cpu_s()
         seconds = max(perf_counter() - self._began, 1e-3)
         busy, idle = (after - before for before, after in zip(self._machine, now, strict=True))
         others = (busy - (_own_s() - self._own)) / seconds
@@ -38,12 +36,12 @@ def disturbed(trial: Trial) -> bool:
     return any(note.startswith(_SAID) for note in trial.notes)
 
 
-def _machine_s() -> tuple[float, float] | None:
-    """CPU seconds that were used and that were idle, of all CPUs together; None where the kernel does not tell."""
+def machine_cpu_s() -> tuple[float, float]:
+    """CPU seconds that were used and that were idle, of all CPUs together; no idle time ends where no kernel tells."""
     try:
         fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError, IndexError):
-        return None
+        return 0.0, perf_counter()
     ticks = os.sysconf("SC_CLK_TCK")
     idle = fields[3] + fields[4]
     return (sum(fields) - idle) / ticks, idle / ticks

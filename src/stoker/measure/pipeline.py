@@ -53,7 +53,7 @@ class Opened:
     ) -> Trial:
         """One trial. `dataset` stands in for the workload's own; `nap_s` is slept in place of the step."""
         device = self.device if nap_s is None else Nap(f"{nap_s:.9f}s")
-        pinned = _pinned(setting, device)
+        pinned = _pinned(setting, self.device)
         unused = _unused(setting, pinned)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset

@@ -16,7 +16,7 @@ from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, with_measu
 from stoker.tune.objective import Measured, Objective, measured
 
 _RUNNERS = 3
-_ROUNDS = 4
+_ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S = 1.5, 5.0
 _APART = 0.05
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart."""
@@ -85,6 +85,8 @@ def _open(place: int, seen: dict[int, Measured | None]) -> bool:
     mine, first = seen.get(place), _leader(seen)
     if mine is None or first is None or place == first:
         return place == first or place not in seen
+    if mine.disturbed:
+        return True
     leader = seen[first]
     assert leader is not None
     return min(mine.samples_s) <= max(leader.samples_s) * (1 + _APART)

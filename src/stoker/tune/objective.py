@@ -48,6 +48,7 @@ class Measured(Record, frozen=True):
     items: int
     first_batch_s: float
     steady_items_per_s: float
+    disturbed: bool = False
 
     @property
     def total_s(self) -> float:
@@ -60,13 +61,15 @@ def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
     done = [trial for trial in trials if trial.outcome == "done" and trial.items]
     if not done:
         return None
-    done = [trial for trial in done if not disturbed(trial)] or done
+    quiet = [trial for trial in done if not disturbed(trial)]
+    disturbed_only, done = not quiet, quiet or done
     return Measured(
         samples_s=tuple(objective.of_trial(trial) for trial in done),
         run_s=tuple(trial.total_s for trial in done),
         items=done[0].items,
         first_batch_s=median(trial.timeline.got_s[0] for trial in done),
         steady_items_per_s=1 / median(steady_item_s(trial) for trial in done),
+        disturbed=disturbed_only,
     )
 
 

@@ -267,6 +267,10 @@ class _Tuner:
         notes = list(probes.notes)
         if probes.seconds > self._budget_s:
             notes.append(f"probing alone took {probes.seconds:.1f} s: the budget of {self._budget_s:g} s was too short")
+        if any(each.measured is not None and each.measured.disturbed for each in ran):
+            notes.append(
+                "other processes took the CPUs during the runs: figures are unstable, tune again when it is calm"
+            )
         if self._wish.gpus > 1:
             notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
         if all(each.measured is None for each in ran):

@@ -80,8 +80,8 @@ class _Prober:
         middle, large = (rest[0] if rest else small), (rest[-1] if rest else small)
         yield from self._warm_up(middle, large)
         yield from self._loading(small, middle, large)
-        yield from self._crowds(small, middle)
         yield from self._steps(small, middle, large)
+        yield from self._crowds(small, middle)
         return self._probes()
 
     def _clamped(self) -> list[int]:
@@ -138,9 +138,9 @@ class _Prober:
         for count in pairs:
             yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
         for size in dict.fromkeys((small, middle)):
-            for share in (0.75, 1.5):  # of a batch's loading: workers still busy when the loop asks, and idle again
+            for share in (0.6, 1.2):  # of a batch's loading: workers still busy when the loop asks, and idle again
                 nap_s = share * self._batch_s(size)
-                yield from self._keep("slow", size, 2, batches=self._batches(size, 8, nap_s), nap_s=nap_s)
+                yield from self._keep("slow", size, 2, batches=self._batches(size, 6, nap_s), nap_s=nap_s)
 
     def _batch_s(self, size: int) -> float:
         """What one worker takes for a batch, as seen."""
@@ -223,7 +223,9 @@ class _Prober:
     ) -> Job:
         setting = msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers)
         extent = Extent(batches=batches, warmup=0, source="memory" if memory else "files")
-        limit_s = _PATIENCE_S + 4 * batches * (size * self._item_s + (nap_s or 0.0)) if self._runs else None
+        limit_s = None
+        if self._runs and nap_s is not None:
+            limit_s = _PATIENCE_S + 4 * batches * (size * self._item_s + nap_s)
         return Job(setting=setting, extent=extent, nap_s=nap_s, repeats=repeats, limit_s=limit_s)
 
     # ------------------------------------------------------------ the budget, the answer

@@ -1,0 +1,423 @@
+"""The exhaustive grid against `stoker tune`: what each choice costs, judged on runs that neither chose by.
+
+python benchmarks/regret.py                     two CPU cores: sleep devices of three speeds, JPEG and tensors
+python benchmarks/regret.py --gpu --limit 500   a GPU: resnet18, vit_b_16, resnet50, JPEG and tensors
+
+Every run is kept in regret-runs.jsonl as it ends, so that a benchmark that was cut goes on where it stopped. Runs wait
+for a calm moment; one that other processes disturbed all the same is kept, said, and made again, twice at most.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter, sleep
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from common import arguments, say, write
+
+from stoker.errors import StokerError
+from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.others import disturbed, machine_cpu_s
+from stoker.measure.trial import Named
+from stoker.predict.closed_form import Timing, solve
+from stoker.predict.forecast import Predictor, with_pinning
+from stoker.predict.probes import Probes
+from stoker.records import Extent, Mode, Setting, Trial
+from stoker.tune.candidates import bytes_of_an_item
+from stoker.tune.contest import timing_of
+from stoker.tune.plan import Plan, tune
+
+FIXED, DEFAULT = (128, 8), (128, 0)
+TRIES = 3
+Cell = tuple[int, int]
+
+
+class Case(NamedTuple):
+    """One workload on one device, and the grid it is searched on."""
+
+    model: str
+    data: str
+    mode: Mode
+    device: str
+    items: int
+    batches: tuple[int, ...]
+    workers: tuple[int, ...]
+    extra: tuple[Cell, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}, {self.mode}, {self.data}, {self.device}"
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [*((size, count) for size in self.batches for count in self.workers), *self.extra]
+
+
+SMALL = ((8, 16, 32, 64, 128), (0, 1, 2, 3, 4))
+TWO_CORES = [
+    Case("resnet18", data, "infer", f"sleep:{speed}ms/item", items, *SMALL)
+    for data, items, speeds in (("jpeg", 1024, (0.5, 1.5, 4)), ("tensors", 2048, (0.1, 0.4, 1.5)))
+    for speed in speeds
+]
+# With one JPEG taking 7 ms, a cell without workers takes 14 s: two of those stand for the rest, and it is said.
+GPU_JPEG = ((32, 128, 512), (4, 8, 12, 16, 24, 32), ((128, 0), (128, 2)))
+GPU_TENSORS = ((32, 128, 512), (0, 1, 2, 4, 8, 16), ())
+GPU_WORKLOADS: tuple[tuple[str, Mode, str], ...] = (
+    ("resnet18", "infer", "jpeg"),
+    ("vit_b_16", "infer", "tensors"),
+    ("resnet18", "infer", "tensors"),
+    ("vit_b_16", "infer", "jpeg"),
+    ("resnet50", "train", "jpeg"),
+    ("resnet50", "train", "tensors"),
+)
+GPU = [
+    Case(model, data, mode, "cuda", 2048, *(GPU_JPEG if data == "jpeg" else GPU_TENSORS))
+    for model, mode, data in GPU_WORKLOADS
+]
+
+
+class Kept:
+    """The runs so far, on disk as soon as they are known."""
+
+    def __init__(self, path: Path, limit_s: float) -> None:
+        self._path, self._deadline = path, perf_counter() + limit_s
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+
+    def add(self, **row: Any) -> None:
+        self.rows.append(row)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def of(self, case: Case, *phases: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if row["case"] == case.name and row["phase"] in phases]
+
+    @property
+    def out_of_time(self) -> bool:
+        return perf_counter() > self._deadline
+
+
+# ---------------------------------------------------------------- running
+
+
+def run_case(case: Case, kept: Kept, *, repeats: int, again: int) -> None:
+    source = Named(spec=case.model, data=case.data, items=case.items)
+    drive(source, grid(case, kept, again), mode=case.mode, device=case.device)
+    if not kept.out_of_time and not kept.of(case, "tune"):
+        wait_for_calm()
+        tuned(case, source, kept)
+    if kept.of(case, "tune"):
+        drive(source, judge(case, kept, repeats), mode=case.mode, device=case.device)
+
+
+def grid(case: Case, kept: Kept, again: int) -> Talk[None]:
+    """Every cell once, in random order, then some once more, for the noise."""
+    order = random.Random(1).sample(case.cells, len(case.cells))
+    yield warm_up(case)
+    for phase, cells in (("grid", order), ("again", order[:again])):
+        done = {(row["batch"], row["workers"]) for row in kept.of(case, phase)}
+        for cell in cells:
+            if cell not in done and not kept.out_of_time:
+                yield from one(case, kept, phase, cell)
+
+
+def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
+    """The choices of all planners and the grid's best three, in turns."""
+    chosen = sorted({cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3)))
+    yield warm_up(case)
+    for repeat in range(repeats):
+        for cell in chosen if repeat % 2 == 0 else reversed(chosen):
+            done = [row for row in kept.of(case, "judge") if (row["batch"], row["workers"]) == cell]
+            if len(done) <= repeat and not kept.out_of_time:
+                yield from one(case, kept, "judge", cell)
+
+
+def warm_up(case: Case) -> Job:
+    """The first run of a process reads files and fills caches: nobody's to pay for."""
+    setting = Setting(batch_size=case.batches[0], num_workers=2)
+    return Job(setting=setting, extent=Extent(batches=-(-case.items // case.batches[0]), warmup=0), nap_s=0.0)
+
+
+def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
+    """One run of one cell in a calm moment; once or twice more where others were in its way all the same."""
+    size, count = cell
+    job = Job(
+        setting=Setting(batch_size=size, num_workers=count), extent=Extent(batches=-(-case.items // size), warmup=0)
+    )
+    wait_for_calm()
+    trial = yield job
+    for _ in range(TRIES - 1):
+        if disturbed(trial):
+            kept.add(**row_of(case, f"{phase}, disturbed", cell, trial))
+            wait_for_calm()
+            trial = yield job
+    kept.add(**row_of(case, phase, cell, trial))
+
+
+def wait_for_calm() -> None:
+    """Until other processes leave the CPUs alone for a moment, or half a minute has passed."""
+    for _ in range(60):
+        before, _ = machine_cpu_s()
+        sleep(0.5)
+        if machine_cpu_s()[0] - before < 0.1:
+            return
+
+
+def row_of(case: Case, phase: str, cell: Cell, trial: Trial) -> dict[str, Any]:
+    timing = timing_of(trial) if cell[1] == 0 and trial.outcome == "done" else None
+    return {
+        "case": case.name,
+        "phase": phase,
+        "batch": cell[0],
+        "workers": cell[1],
+        "outcome": trial.outcome,
+        "total_s": trial.total_s,
+        "first_s": trial.timeline.got_s[0] if trial.timeline.got_s else None,
+        "disturbed": disturbed(trial),
+        "load_s": timing.load_s if timing else None,
+        "compute_s": timing.compute_s if timing else None,
+    }
+
+
+def tuned(case: Case, source: Named, kept: Kept) -> None:
+    """The plan, and what its probes predict for every cell of the grid."""
+    seen: dict[str, Any] = {}
+    gpu = case.device == "cuda"
+    plan = tune(
+        source,
+        items=case.items,
+        max_batch=case.batches[-1],
+        mode=case.mode,
+        device=case.device,
+        budget_s=55 if gpu else 20,
+        on_event=lambda name, data: seen.update({name: data}),
+    )
+    probes = msgspec.convert(seen["probes"], Probes)
+    kept.add(
+        case=case.name,
+        phase="tune",
+        batch=plan.batch_size,
+        workers=plan.num_workers,
+        seconds=plan.seconds,
+        probe_s=plan.probe_s,
+        predicted_s=plan.predicted.total_s if plan.predicted else None,
+        measured_s=plan.measured.total_s if plan.measured else None,
+        notes=list(plan.notes),
+        item_bytes=bytes_of_an_item(probes),
+        memory_bytes=probes.machine.available_bytes,
+        cores=probes.machine.usable_cores,
+        cells=predictions(case, probes),
+        candidates=candidates(plan),
+    )
+
+
+def candidates(plan: Plan) -> list[dict[str, Any]]:
+    return [
+        {
+            "batch": each.setting.batch_size,
+            "workers": each.setting.num_workers,
+            "predicted_s": each.predicted_s,
+            "samples_s": list(each.measured.samples_s) if each.measured else [],
+        }
+        for each in plan.candidates
+    ]
+
+
+def predictions(case: Case, probes: Probes) -> list[dict[str, Any]]:
+    predictor = Predictor(probes)
+    rows = []
+    for size, count in case.cells:
+        setting = with_pinning(Setting(batch_size=size, num_workers=count), probes)
+        found = predictor.predict(setting, case.items)
+        rows.append(
+            {
+                "batch": size,
+                "workers": count,
+                "total_s": found.total_s,
+                "interval_s": list(found.interval_s),
+                "first_s": found.first_batch_s,
+                "first_interval_s": list(found.first_batch_interval_s),
+            }
+        )
+    return rows
+
+
+# ---------------------------------------------------------------- judging
+
+
+def best_cells(case: Case, kept: Kept, count: int) -> list[Cell]:
+    rows = [row for row in kept.of(case, "grid") if row["outcome"] == "done"]
+    rows.sort(key=lambda row: row["total_s"])
+    return [(row["batch"], row["workers"]) for row in rows[:count]]
+
+
+def choices(case: Case, kept: Kept) -> dict[str, Cell | None]:
+    """What each planner would set."""
+    plan = kept.of(case, "tune")[0]
+    best = best_cells(case, kept, 1)
+    return {
+        "tune": (plan["batch"], plan["workers"]),
+        "grid, run once": best[0] if best else None,
+        "thesis": thesis_choice(case, kept, plan),
+        "fixed 128, 8": FIXED,
+        "128, no workers": DEFAULT,
+    }
+
+
+def thesis_choice(case: Case, kept: Kept, plan: dict[str, Any]) -> Cell | None:
+    rows = [row for row in kept.of(case, "grid") if row["workers"] == 0 and row["load_s"]]
+    timings = [
+        Timing(batch_size=row["batch"], load_s=row["load_s"], compute_s=row["compute_s"])
+        for row in sorted(rows, key=lambda row: row["batch"])[:2]
+    ]
+    try:
+        found = solve(
+            timings,
+            max_batch=case.batches[-1],
+            item_bytes=max(1, round(plan["item_bytes"])),
+            memory_bytes=plan["memory_bytes"],
+        )
+    except StokerError:
+        return None
+    return found.batch_size, found.num_workers
+
+
+def regrets(case: Case, kept: Kept) -> dict[str, float]:
+    """How much longer each choice takes than the best of all that were judged, by the median of its repeats."""
+    seen: dict[Cell, list[float]] = {}
+    for row in kept.of(case, "judge"):
+        if row["outcome"] == "done":
+            seen.setdefault((row["batch"], row["workers"]), []).append(row["total_s"])
+    if not seen:
+        return {}
+    best = min(median(values) for values in seen.values())
+    named = choices(case, kept)
+    return {name: median(seen[cell]) / best - 1 for name, cell in named.items() if cell in seen}
+
+
+def errors(case: Case, kept: Kept) -> Iterator[dict[str, float]]:
+    """Predicted against measured, for every run of every cell of the grid."""
+    for plan in kept.of(case, "tune"):
+        told = {(row["batch"], row["workers"]): row for row in plan["cells"]}
+        for row in kept.of(case, "grid", "again"):
+            cell = (row["batch"], row["workers"])
+            if row["outcome"] == "done" and cell in told:
+                low, high = told[cell]["interval_s"]
+                first_low, first_high = told[cell]["first_interval_s"]
+                yield {
+                    "error": told[cell]["total_s"] / row["total_s"] - 1,
+                    "covered": float(low <= row["total_s"] <= high),
+                    "first_error": told[cell]["first_s"] / row["first_s"] - 1,
+                    "first_covered": float(first_low <= row["first_s"] <= first_high),
+                    "within_cores": float(row["workers"] <= plan["cores"]),
+                }
+
+
+def noise(case: Case, kept: Kept) -> list[float]:
+    """How far two runs of the same cell lie apart, relative."""
+    before = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid")}
+    rows = [row for row in kept.of(case, "again") if (row["batch"], row["workers"]) in before]
+    return [abs(row["total_s"] / before[row["batch"], row["workers"]] - 1) for row in rows]
+
+
+def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
+    rows = []
+    for case in cases:
+        if not kept.of(case, "tune"):
+            continue
+        found = list(errors(case, kept))
+        plan = kept.of(case, "tune")[0]
+        grid_s = sum(row["total_s"] for row in kept.of(case, "grid"))
+        rows.append(
+            {
+                "case": case.name,
+                "regret": regrets(case, kept),
+                "choices": {name: list(cell) if cell else None for name, cell in choices(case, kept).items()},
+                "errors": [round(each["error"], 4) for each in found],
+                "covered": [each["covered"] for each in found],
+                "first_errors": [round(each["first_error"], 4) for each in found if each["within_cores"]],
+                "first_covered": [each["first_covered"] for each in found],
+                "noise": [round(each, 4) for each in noise(case, kept)],
+                "cells": len(kept.of(case, "grid")),
+                "cells_of": len(case.cells),
+                "grid_s": grid_s,
+                "tune_s": plan["seconds"],
+            }
+        )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], kept: Kept) -> None:
+    """A table for each case, and over all of them."""
+    names = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers")
+    say(f"{'regret of':34s}" + "".join(f"{name:>17s}" for name in names))
+    for row in rows:
+        cells = [row["regret"].get(name) for name in names]
+        say(f"{row['case'][:34]:34s}" + "".join(f"{'–' if c is None else f'{c:+.1%}':>17s}" for c in cells))
+    for label, middle in (("mean", fmean), ("worst", max)):
+        values = [[row["regret"][name] for row in rows if name in row["regret"]] for name in names]
+        say(f"{label:34s}" + "".join(f"{f'{middle(each):+.1%}' if each else '–':>17s}" for each in values))
+    say()
+    say(f"{'predicted against measured':34s}{'median':>9s}{'p90':>9s}{'covered':>9s}{'first':>9s}{'covered':>9s}"
+        f"{'noise':>9s}{'p90':>9s}{'tune':>8s}{'grid':>8s}")  # fmt: skip
+    for row in [*rows, together(rows)] if rows else []:
+        say(line_of(row))
+    bad = sum("disturbed" in row["phase"] for row in kept.rows)
+    say(f"{len(kept.rows)} runs kept, {bad} of them disturbed by other processes and repeated")
+
+
+def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    lists = ("errors", "covered", "first_errors", "first_covered", "noise")
+    sums = {name: sum(row[name] for row in rows) for name in ("grid_s", "tune_s", "cells", "cells_of")}
+    return {"case": "all", **sums, **{name: [value for row in rows for value in row[name]] for name in lists}}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    def at(values: list[float], share: float) -> str:
+        return f"{np.quantile(np.abs(values), share):.1%}" if values else "–"
+
+    def mean(values: list[float]) -> str:
+        return f"{fmean(values):.0%}" if values else "–"
+
+    cells = (
+        at(row["errors"], 0.5),
+        at(row["errors"], 0.9),
+        mean(row["covered"]),
+        at(row["first_errors"], 0.5),
+        mean(row["first_covered"]),
+        at(row["noise"], 0.5),
+        at(row["noise"], 0.9),
+    )
+    text = f"{row['case'][:34]:34s}" + "".join(f"{cell:>9s}" for cell in cells)
+    return text + f"{row['tune_s']:7.0f}s{row['grid_s']:7.0f}s"
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--gpu", action="store_true", help="the part that needs a GPU")
+    parser.add_argument("--limit", type=float, default=3600, help="seconds after which no new run is begun")
+    parser.add_argument("--repeats", type=int, default=3, help="runs of each choice that is judged")
+    parser.add_argument("--only", default="", help="only cases with this in their name")
+    parser.add_argument("--table", action="store_true", help="run nothing: the table of what is kept")
+    options = parser.parse_args()
+    cases = [case for case in (GPU if options.gpu else TWO_CORES) if options.only in case.name]
+    kept = Kept(options.output / "regret-runs.jsonl", options.limit)
+    for case in cases:
+        if options.table or kept.out_of_time:
+            break
+        say(f"{case.name} ...")
+        run_case(case, kept, repeats=options.repeats, again=6 if options.gpu else 10)
+    rows = summary(GPU if options.gpu else TWO_CORES, kept)
+    write(options.output, "regret", rows)
+    show(rows, kept)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()
