@@ -6,6 +6,8 @@ FILE has rows of model, optimizer, precision, mode, gib, first_failed and last_r
 """
 
 import json
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +15,23 @@ from common import arguments, say, write
 
 import stoker
 
+_NAMES = ("model", "mode", "precision", "optimizer", "gib", "first_failed", "last_ran")
 
-def compare(row: dict[str, Any]) -> dict[str, Any]:
+
+def compare(row: dict[str, Any], gpu: str) -> dict[str, Any]:
     found = stoker.limit(
-        stoker.Named(spec=row["model"], data="device"),
-        gpu_memory=row["gib"] * 2**30,
+        stoker.Named(spec=row["model"], data=None if ":" in row["model"] else "device"),
+        gpu_memory=int(row["gib"] * 2**30),
+        method="trace",
         mode=row["mode"],
         precision=row["precision"],
         optimizer=row["optimizer"],
+        gpu=gpu,
     )
     low, high = sorted((row["first_failed"] - 1, row["last_ran"]))
     nearer = min(max(found.max_batch, low), high)
     return {
-        **{name: row[name] for name in ("model", "mode", "precision", "optimizer", "gib", "first_failed", "last_ran")},
+        **{name: row[name] for name in _NAMES},
         "max_batch": found.max_batch,
         "interval": found.interval,
         "error": found.max_batch / nearer - 1,
@@ -34,21 +40,36 @@ def compare(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def show(row: dict[str, Any]) -> None:
+    edges = f"{row['last_ran']}/{row['first_failed']}"
+    span = f"{row['interval'][0]} – {row['interval'][1]}"
+    what = f"{row['model']:24s} {row['mode']:5s} {row['precision']:4s} {row['optimizer'] or '':8s} {row['gib']:4g} GiB"
+    say(f"{what} {edges:>10s} {row['max_batch']:8d} {row['error']:+7.1%}   {span:14s} {row['seconds']:6.1f}")
+
+
+def sum_up(rows: Sequence[dict[str, Any]]) -> None:
+    errors = [abs(row["error"]) for row in rows]
+    near = sum(error <= 0.02 for error in errors)
+    covered = sum(row["covered"] for row in rows)
+    say(
+        f"median error {statistics.median(errors):.2%}, {near} of {len(rows)} within 2 %, worst {max(errors):.1%}, "
+        f"{covered} in the interval, slowest {max(row['seconds'] for row in rows):.1f} s"
+    )
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--gpu", default="h200", help="the GPU that the maxima were measured on")
     options = parser.parse_args()
+    document = json.loads(options.truth.read_text(encoding="utf-8"))
+    first = stoker.Named(spec="alexnet", data="device")
+    stoker.limit(first, gpu_memory="16GiB", method="trace")  # torch is imported before time counts
     rows = []
-    say("model          measured     told   error    interval        seconds")
-    stoker.limit(
-        stoker.Named(spec="alexnet", data="device"), gpu_memory="16GiB"
-    )  # torch is imported before time counts
-    for truth in json.loads(options.truth.read_text(encoding="utf-8"))["rows"]:
-        rows.append(row := compare(truth))
-        edges = f"{row['last_ran']}/{row['first_failed']}"
-        span = f"{row['interval'][0]} – {row['interval'][1]}"
-        told = f"{row['max_batch']:8d} {row['error']:+7.1%}"
-        say(f"{row['model']:12s} {edges:>10s} {told}   {span:14s} {row['seconds']:6.1f}")
+    for truth in document["rows"] if isinstance(document, dict) else document:
+        rows.append(row := compare(truth, options.gpu))
+        show(row)
+    sum_up(rows)
     write(options.output, "limit-trace", rows)
 
 

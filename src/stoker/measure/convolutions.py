@@ -101,7 +101,7 @@ def _is_points(weight: Any) -> bool:
 def _is_product(x: Any, weight: Any, stride: Any, many: int) -> bool:
     """Whether it is a matrix product as it stands."""
     aligned = prod(x.shape[2:]) * x.element_size() % _ALIGNED_BYTES == 0
-    return _is_points(weight) and all(step == 1 for step in stride) and (aligned or weight.numel() < many)
+    return _is_points(weight) and all(step == 1 for step in stride) and (aligned or weight.numel() <= many)
 
 
 def _copies(x: Any, y: Any, weight: Any, stride: Any, many: int) -> tuple[int, ...]:
