@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from torch import nn
 from torch.nn.functional import interpolate, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -16,7 +18,7 @@ from stoker.errors import InputError, MachineError
 from stoker.measure import isolate
 from stoker.measure.allocation_log import AllocationLog, Reduction
 from stoker.measure.architectures import architecture
-from stoker.predict.memory import replay
+from stoker.predict.memory import Band, band, replay
 
 MIB = 2**20
 PLENTY = 2**60
@@ -381,3 +383,27 @@ def test_the_peak_is_the_recorded_one(
 ) -> None:
     log = isolate.value(isolate.run(_record_named, (name, mode, precision, optimizer), kind=AllocationLog))
     assert replay(log, batch_size, PLENTY).allocated_peak_bytes == pytest.approx(peak_bytes, rel=0.005)
+
+
+# ---------------------------------------------------------------- where fitting ends
+
+
+@given(some.integers(0, 10_000))
+def test_a_clean_edge_is_its_own_band(edge: int) -> None:
+    assert band(lambda size: size <= edge) == Band(first_failed=edge + 1, last_ran=edge)
+
+
+def test_sizes_that_fail_below_the_edge_are_found() -> None:
+    holes = range(3150, 3170)
+    found = band(lambda size: size <= 3400 and size not in holes)
+    assert found.last_ran == 3400
+    assert found.first_failed in holes
+
+
+def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
+    """Capped at 16 GiB, it failed at 3143 items and ran at 3374, every try in a fresh process."""
+    log = isolate.value(isolate.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
+    found = band(lambda size: replay(log, size, 16 * 2**30).fits)
+    assert found.first_failed <= 3374 * 1.02
+    assert found.last_ran >= 3142 * 0.98
+    assert found.last_ran - found.first_failed > 100

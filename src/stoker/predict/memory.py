@@ -7,6 +7,8 @@ from stoker.predict.allocator import Allocator, Block, OutOfMemory
 from stoker.records import Record
 
 _STEPS = 3
+_APART, _APART_BELOW, _APART_ABOVE = 0.0025, 48, 20
+"""How far apart, and how many below and above an edge, sizes are looked at for a band."""
 
 
 class Replay(Record, frozen=True):
@@ -106,3 +108,22 @@ def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
         else:
             high = middle
     return low
+
+
+class Band(Record, frozen=True):
+    """Where fitting ends. Fragmentation makes it no clean edge: larger sizes than the first that failed may run."""
+
+    first_failed: int
+    last_ran: int
+
+
+def band(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> Band:
+    """The first size that fails and the last that fits, as far as sizes a quarter of a per cent apart can tell."""
+    edge = largest(fits, ceiling=ceiling)
+    steps = range(-_APART_BELOW, _APART_ABOVE + 1)
+    near = sorted({max(1, round(edge * (1 + step * _APART))) for step in steps} | {edge + 1})
+    found = {size: fits(size) for size in near}
+    return Band(
+        first_failed=min((size for size in near if not found[size]), default=near[-1] + 1),
+        last_ran=max((size for size in near if found[size]), default=0),
+    )
