@@ -1,7 +1,9 @@
 """A step logged without a GPU, layer by layer: against bytes counted by hand and laws that hold for any layer."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError, MachineError
-from stoker.measure import isolate
+from stoker.measure import isolate, masks
 from stoker.measure.allocation_log import AllocationLog, Reduction
 from stoker.measure.architectures import architecture
 from stoker.predict.memory import Band, band, replay
@@ -288,12 +290,17 @@ def test_values_on_the_device_are_not_guessed() -> None:
 # ---------------------------------------------------------------- attention, by GPU
 
 
+NEW_CUDNN = pytest.mark.skipif(
+    (torch.backends.cudnn.version() or 10**6) <= 91500, reason="torch prefers cuDNN's kernel from cuDNN 9.15 on"
+)
+
+
 @pytest.mark.parametrize(
     ("gpu", "precision", "masked", "chosen"),
     [
         ("h200", "fp32", False, "efficient"),
-        ("h200", "bf16", False, "cudnn"),
-        ("h200", "bf16", True, "cudnn"),
+        pytest.param("h200", "bf16", False, "cudnn", marks=NEW_CUDNN),
+        pytest.param("h200", "bf16", True, "cudnn", marks=NEW_CUDNN),
         ("a100", "bf16", False, "flash"),
         ("a100", "bf16", True, "efficient"),
         ("t4", "fp16", False, "efficient"),
@@ -407,3 +414,17 @@ def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
     assert found.first_failed <= 3374 * 1.02
     assert found.last_ran >= 3142 * 0.98
     assert found.last_ran - found.first_failed > 100
+
+
+# ---------------------------------------------------------------- masks of transformers
+
+
+@pytest.mark.parametrize(("mask", "seen"), [([1, 1, 1], None), ([1, 1, 0], "mask")])
+def test_a_mask_that_hides_nothing_is_answered_from_the_example(
+    monkeypatch: pytest.MonkeyPatch, mask: list[int], seen: str | None
+) -> None:
+    module: Any = ModuleType("transformers.masking_utils")
+    module._ignore_bidirectional_mask_sdpa = lambda padding_mask, length: padding_mask
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", module)
+    masks.answer_from({"input_ids": torch.zeros(3), "attention_mask": torch.tensor(mask)})
+    assert module._ignore_bidirectional_mask_sdpa("mask", 3) == seen
