@@ -12,7 +12,7 @@ import torch
 from stoker.errors import InputError
 from stoker.measure import attention, composites, fake_cuda, masks, recurrent
 from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.architectures import DEFAULT_GPU, architecture
+from stoker.measure.architectures import DEFAULT_GPU, Architecture, architecture
 from stoker.measure.fake_cuda import CUDA
 from stoker.measure.recorder import TRACED_BATCH, Recorder
 from stoker.records import Mode, Precision
@@ -43,40 +43,48 @@ def record(
     """
     began = perf_counter()
     card = architecture(gpu)
-    fake_cuda.install(backward=mode == "train")
-    attention.install(card)
-    recurrent.install()
-    composites.install()
+    _install(card, mode)
     with fake_cuda.LazyBuild():
         model = passes.make_model(workload)
     example = _example(workload)
-    validation = _example(workload, "validation") if validate and workload.validation is not None else example
     masks.answer_from(example)
+    validating = validate and mode == "train"
+    validation = _example(workload, "validation") if validating and workload.validation is not None else example
     log = Recorder(card)
     with fake_cuda.fake_tensors(), log:
         fake_cuda.to_fake_cuda(model, log.born, channels_last=channels_last).train(mode == "train")
         step = _Step(workload, model, mode, precision, optimizer, channels_last)
-        log.steps_begin()
-        init = len(log.events)
+        init = log.steps_begin()
         step(example)
-        first_end = len(log.events)
-        if validate and mode == "train":
+        first = len(log.events)
+        if validating:
             step.infer(validation)
-        events = list(log.events)
-    first = events[init:first_end]
-    died = {-event - 1 for event in first if event < 0}
+        events = tuple(log.events)
     return AllocationLog(
         storages=tuple(log.storages),
-        init=tuple(events[:init]),
-        first=tuple(first),
-        steady=tuple(event for event in first if event < 0 or event in died),
-        validate=tuple(events[first_end:]),
+        init=events[:init],
+        first=events[init:first],
+        steady=_repeated(events[init:first]),
+        validate=events[first:],
         batch_size=TRACED_BATCH,
         workspace_bytes=card.workspace_bytes,
         attention=tuple(sorted(attention.used)),
         unseen=_unseen(model),
         seconds=perf_counter() - began,
     )
+
+
+def _install(card: Architecture, mode: Mode) -> None:
+    fake_cuda.install(backward=mode == "train")
+    attention.install(card)
+    recurrent.install()
+    composites.install()
+
+
+def _repeated(first: tuple[int, ...]) -> tuple[int, ...]:
+    """A later step is the first one without what lasts: it is there already."""
+    died = {-event - 1 for event in first if event < 0}
+    return tuple(event for event in first if event < 0 or event in died)
 
 
 def _unseen(model: torch.nn.Module) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _ALIGNED_BYTES = 16
 _TILE_SIDE = 128
-_MULTIPROCESSORS = 132
 _SUM_BYTES = 4
 """Sums are kept in full precision."""
 _WORTH_SUMMING_ITEMS = 1.5
@@ -66,7 +65,7 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
             _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD))
         if result[1] is not None:
             log.born(result[1])
-            _take(log, _weight_sizes(*ends, weight, stride, last=last))
+            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last))
         log.born(result[2])
     if result[2] is not None and last:
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
@@ -124,7 +123,7 @@ def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
     return sizes
 
 
-def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, *, last: bool) -> tuple[int, ...]:
+def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, multiprocessors: int, *, last: bool) -> tuple[int, ...]:
     """For the gradient of the weights."""
     if x.shape[1] <= _IMAGE_CHANNELS and max(weight.shape[2:]) <= _IMAGE_SIDE:
         return ()
@@ -133,17 +132,17 @@ def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, *, last: bool) -> tu
     by_points = _is_points(weight) and all(step == 1 for step in stride)
     if by_points and not last and apart <= _WORTH_SUMMING_ITEMS * sum(copies):
         return (apart,)
-    return (*copies, _partial_bytes(weight))
+    return (*copies, _partial_bytes(weight, multiprocessors))
 
 
-def _partial_bytes(weight: Any) -> int:
+def _partial_bytes(weight: Any, multiprocessors: int) -> int:
     """Sums over part of the items for multiprocessors that have no tile of their own, and, for more than points, the
     whole. Half precision takes larger tiles, and has less to split."""
     tiles = -(-weight.shape[0] // _TILE_SIDE) * -(-prod(weight.shape[1:]) // _TILE_SIDE)
     half = weight.element_size() < _SUM_BYTES
     whole = 0 if _is_points(weight) else weight.numel() * weight.element_size()
-    splits = _MULTIPROCESSORS // (tiles * (4 if half else 1))
-    most = _MULTIPROCESSORS * _TILE_SIDE**2 * _SUM_BYTES
+    splits = multiprocessors // (tiles * (4 if half else 1))
+    most = multiprocessors * _TILE_SIDE**2 * _SUM_BYTES
     if splits > 1:
         return int(whole + min(splits * weight.numel() * _SUM_BYTES, most))
     return whole if half or _is_points(weight) else whole + most

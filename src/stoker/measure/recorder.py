@@ -48,7 +48,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, architecture: Architecture) -> None:
         mode: Any = super()
         mode.__init__()
-        self.threads = architecture.threads
+        self.threads, self.multiprocessors = architecture.threads, architecture.multiprocessors
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self._numbers: dict[int, int] = {}
@@ -58,10 +58,14 @@ class Recorder(TorchDispatchMode):
         self._operator = "init"
         self._constant = True
 
-    def steps_begin(self) -> None:
-        """What was made so far is the model: its sizes, and those of its gradients, do not grow with the batch."""
+    def steps_begin(self) -> int:
+        """What was made so far is the model: its sizes, and those of its gradients, do not grow with the batch.
+
+        Says how many events that took.
+        """
         self._fixed_sizes = {storage.fixed_bytes for storage in self.storages}
         self._constant = False
+        return len(self.events)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
