@@ -195,7 +195,7 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         max_batch=case.batches[-1],
         mode=case.mode,
         device=case.device,
-        budget_s=55 if gpu else 20,
+        budget_s=50 if gpu else 15,
         on_event=lambda name, data: seen.update({name: data}),
     )
     probes = msgspec.convert(seen["probes"], Probes)

@@ -51,8 +51,9 @@ def table(points: dict[int, list[float]], middle: Callable[[Iterable[float]], fl
 class Step:
     """The consumer. `host_s` is what the loop's own process spends on a batch, `device_s` what the device does.
 
-    A step that computes on the CPU has `threads` and slows down by `crowded` when workers keep every core busy. On a
-    GPU the host runs up to `ahead` steps before the device.
+    A step that computes on the CPU has `threads` and slows down by `crowded` when workers keep every core busy. One
+    that sleeps comes back `late_s` later while workers compute. On a GPU the host runs up to `ahead` steps before the
+    device.
     """
 
     host_s: Table = field(default_factory=Table)
@@ -61,6 +62,7 @@ class Step:
     crowded: float = 1.0
     asynchronous: bool = False
     ahead: int = 1_000_000
+    late_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ def _cold(runs: Sequence[Run], usual: dict[int, float], item: Table, collate: Ta
 def _transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table, Table, Table, Table]:
     """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned.
 
-    To receive a batch, the loop asks the worker that made it for its memory; one that is loading answers late.
+    To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
     """
     landed = table(_by_size(moved, _landings), _trimmed, flat=True)
     first = {
@@ -226,14 +226,11 @@ def _landings(run: Run) -> list[float]:
 
 
 def _ready(run: Run, landed: Table, *, busy: bool) -> list[float]:
-    """How long the loop took for a batch that was there already, from a worker that was or was not loading another."""
+    """How long the loop took for a batch that was there already, while workers were or were not loading others."""
     found = []
     for place in range(1, len(run.items)):
         asked = run.asked_s[place]
-        loading = any(
-            run.worker[other] == run.worker[place] and run.began_s[other] < asked < run.ended_s[other]
-            for other in range(place + 1, len(run.items))
-        )
+        loading = any(run.began_s[other] < asked < run.ended_s[other] for other in range(place + 1, len(run.items)))
         if asked > run.ended_s[place] + 2 * landed.at(run.batch_size) and loading == busy:
             found.append(run.got_s[place] - asked)
     return found
@@ -300,7 +297,12 @@ def _step(probes: Probes) -> Step:
         crowded = [fmean(_busy_steps(run)) / max(host.at(run.batch_size), 1e-9) for run in probes.of("crowded")]
         threads = max(1, round(probes.machine.usable_cores))
         return Step(host_s=host, threads=threads, crowded=max(1.0, fmean(crowded)) if crowded else 1.0)
-    return Step(host_s=host)
+    return Step(host_s=host, late_s=_late(probes.of("slow")))
+
+
+def _late(runs: Sequence[Run]) -> float:
+    """How much later than it should a sleeping step comes back while workers compute."""
+    return _trimmed([seconds - min(_host(run)) for run in runs for seconds in _host(run)]) if runs else 0.0
 
 
 def _host(run: Run) -> list[float]:

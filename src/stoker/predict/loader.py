@@ -312,10 +312,10 @@ class _Loader:
             self._receive(batch, lambda: self._received(batch))
 
     def _receive(self, batch: int, then: Then) -> None:
-        """Ask the worker for the batch's memory: at once where it is idle, late where it loads another."""
+        """Ask the worker for the batch's memory: answered at once where all are idle, late while they load."""
         size = self._sizes[batch]
         seconds = self._costs.receive_s.at(size)
-        blocked = 0.0 if self._idle[self._owner[batch]] else self._costs.blocked_s.at(size)
+        blocked = 0.0 if all(self._idle) else self._costs.blocked_s.at(size)
         self._seen.received_s += seconds + blocked
         self._cpu.sleep(blocked, lambda: self._cpu.compute(seconds, then))
 
@@ -341,7 +341,8 @@ class _Loader:
         elif step.asynchronous:
             self._cpu.compute(host, lambda: self._launched(batch))
         else:
-            self._cpu.sleep(host, lambda: self._stepped(batch))
+            late = 0.0 if all(self._idle) else step.late_s
+            self._cpu.sleep(host + late, lambda: self._stepped(batch))
 
     def _launched(self, batch: int) -> None:
         """The GPU has it; the host goes on, unless it is too far ahead."""
