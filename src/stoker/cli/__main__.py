@@ -1,0 +1,5 @@
+"""`python -m stoker.cli`."""
+
+from stoker.cli import main
+
+main()
