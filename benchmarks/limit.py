@@ -78,12 +78,15 @@ def asked(row: Row) -> dict[str, Any]:
 
 def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     """Every method's answer to one question. `full` adds the thesis' methods, `peers` the other tools."""
+    import torch
+
     import stoker
     from stoker.errors import StokerError
 
     began = perf_counter()
     source = stoker.Named(spec=row["model"], data="device")
-    found: Row = {**row, "key": key(row), "alone": peers}
+    found: Row = {**row, "key": key(row), "alone": peers, "torch": str(torch.__version__)}
+    found["cudnn"] = torch.backends.cudnn.version()
     _warm(row)
     found["auto"] = brief(stoker.limit(source, method="auto", **asked(row)))
     auto = found["auto"]["max_batch"]
