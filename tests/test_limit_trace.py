@@ -397,14 +397,20 @@ def test_the_peak_is_the_recorded_one(
 
 @given(some.integers(0, 10_000))
 def test_a_clean_edge_is_its_own_band(edge: int) -> None:
-    assert band(lambda size: size <= edge) == Band(first_failed=edge + 1, last_ran=edge)
+    assert band(lambda size: size <= edge) == Band(first_failed=edge + 1, last_ran=edge, likely=edge)
 
 
 def test_sizes_that_fail_below_the_edge_are_found() -> None:
     holes = range(3150, 3170)
     found = band(lambda size: size <= 3400 and size not in holes)
-    assert found.last_ran == 3400
+    assert (found.last_ran, found.likely) == (3400, 3400)
     assert found.first_failed in holes
+
+
+def test_a_lone_size_that_fits_is_not_likely() -> None:
+    found = band(lambda size: size <= 3400 or 3440 <= size < 3450)
+    assert found.last_ran in range(3440, 3450)
+    assert found.likely == 3400
 
 
 def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
@@ -414,6 +420,7 @@ def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
     assert found.first_failed <= 3374 * 1.02
     assert found.last_ran >= 3142 * 0.98
     assert found.last_ran - found.first_failed > 100
+    assert 3142 * 0.98 <= found.likely <= 3374 * 1.02
 
 
 # ---------------------------------------------------------------- masks of transformers

@@ -1,6 +1,6 @@
 """Memory at any batch size: a log of one step, replayed through the model of the allocator."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from stoker.measure.allocation_log import AllocationLog
 from stoker.predict.allocator import Allocator, Block, OutOfMemory
@@ -9,6 +9,7 @@ from stoker.records import Record
 _STEPS = 3
 _APART, _APART_BELOW, _APART_ABOVE = 0.0025, 48, 20
 """How far apart, and how many below and above an edge, sizes are looked at for a band."""
+_NEIGHBOURS = 4
 
 
 class Replay(Record, frozen=True):
@@ -111,19 +112,31 @@ def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
 
 
 class Band(Record, frozen=True):
-    """Where fitting ends. Fragmentation makes it no clean edge: larger sizes than the first that failed may run."""
+    """Where fitting ends. Fragmentation makes it no clean edge: larger sizes than the first that failed may run.
+
+    `likely` is the largest size that fits and most of whose neighbours do.
+    """
 
     first_failed: int
     last_ran: int
+    likely: int
 
 
 def band(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> Band:
-    """The first size that fails and the last that fits, as far as sizes a quarter of a per cent apart can tell."""
+    """Where fitting ends, as far as sizes a quarter of a per cent apart can tell."""
     edge = largest(fits, ceiling=ceiling)
     steps = range(-_APART_BELOW, _APART_ABOVE + 1)
     near = sorted({max(1, round(edge * (1 + step * _APART))) for step in steps} | {edge + 1})
-    found = {size: fits(size) for size in near}
+    found = [fits(size) for size in near]
+    ran = [size for size, ok in zip(near, found, strict=True) if ok]
+    most = [size for place, size in enumerate(near) if found[place] and _mostly(found, place)]
     return Band(
-        first_failed=min((size for size in near if not found[size]), default=near[-1] + 1),
-        last_ran=max((size for size in near if found[size]), default=0),
+        first_failed=min((size for size, ok in zip(near, found, strict=True) if not ok), default=near[-1] + 1),
+        last_ran=max(ran, default=0),
+        likely=max(most, default=edge),
     )
+
+
+def _mostly(found: Sequence[bool], place: int) -> bool:
+    around = found[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
+    return 2 * sum(around) >= len(around)
