@@ -24,16 +24,17 @@ from stoker.units import format_bytes, parse_bytes
 
 def log_of(history: History) -> AllocationLog:
     source = Named(spec=history.name, data=None if ":" in history.name else "device")
-    ended = isolate.run(
-        _record, (source, history.mode, history.precision, history.optimizer), kind=AllocationLog, stall_s=300
-    )
-    return isolate.value(ended)
+    what = (source, history.mode, history.precision, history.optimizer, history.channels_last)
+    return isolate.value(isolate.run(_record, what, kind=AllocationLog, stall_s=300))
 
 
-def _record(source: Named, mode: Any, precision: Any, optimizer: str | None, emit: isolate.Emit) -> AllocationLog:
+def _record(
+    source: Named, mode: Any, precision: Any, optimizer: str | None, channels_last: bool, emit: isolate.Emit
+) -> AllocationLog:
     from stoker.measure import allocations
 
-    return allocations.record(opened(source, mode, emit), mode, precision, optimizer)
+    workload = opened(source, mode, emit)
+    return allocations.record(workload, mode, precision, optimizer, channels_last=channels_last)
 
 
 def compare(history: History) -> dict[str, Any]:

@@ -144,27 +144,42 @@ def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
 def to_fake_cuda(
     model: torch.nn.Module, on_made: Callable[[torch.Tensor], None], *, channels_last: bool = False
 ) -> torch.nn.Module:
-    """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared."""
-    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared.
 
-    def replace(module: torch.nn.Module) -> None:
-        for child in module.children():
-            replace(child)
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in made:
-                    made[id(tensor)] = (tensor, _fake(tensor, channels_last))
-                    on_made(made[id(tensor)][1])
-                tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
-
-    replace(model)
+    With `channels_last` that is a second pass, as it is in people's code: tensors of four dimensions are made again.
+    """
+    _replace(model, on_made, lambda tensor: tensor.stride())
+    if channels_last:
+        _replace(model, on_made, lambda tensor: last_strides(tensor.shape) if tensor.dim() == 4 else None)
     return model
 
 
-def _fake(tensor: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    stride = last_strides(tensor.shape) if channels_last and tensor.dim() == 4 else tensor.stride()
+def _replace(
+    model: torch.nn.Module,
+    on_made: Callable[[torch.Tensor], None],
+    strides: Callable[[torch.Tensor], tuple[int, ...] | None],
+) -> None:
+    """Make every tensor of a model again with other strides; those that shall stay have none."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for module in _inside_out(model):
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                stride = None if tensor is None else strides(tensor)
+                if tensor is None or stride is None:
+                    continue
+                if id(tensor) not in made:
+                    made[id(tensor)] = (tensor, _fake(tensor, stride))
+                    on_made(made[id(tensor)][1])
+                tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
+
+
+def _inside_out(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for child in model.children():
+        yield from _inside_out(child)
+    yield model
+
+
+def _fake(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     fake = fresh(tensor.shape, tensor.dtype, stride)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(fake, tensor.requires_grad)

@@ -49,6 +49,7 @@ class History(Record, frozen=True):
     marks: dict[str, int]
     stats: Stats
     events: tuple[tuple[str, int, int, str], ...]
+    channels_last: bool = False
 
 
 def load(path: Path) -> History:
