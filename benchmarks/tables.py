@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from common import RESULTS, say
@@ -113,6 +114,72 @@ def limit_trace() -> str:
     return table(head, lines)
 
 
+PLANNERS = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers")
+
+
+def regret(machine: str) -> Callable[[], str]:
+    """What each planner's choice costs over the best that was judged."""
+
+    def made() -> str:
+        found = [row for row in rows(machine, "regret") if row["regret"]]
+        head = ["workload", *PLANNERS]
+        lines = [[row["case"], *(_share(row["regret"].get(name)) for name in PLANNERS)] for row in found]
+        for label, middle in (("mean", fmean), ("worst", max)):
+            values = [[row["regret"][name] for row in found if name in row["regret"]] for name in PLANNERS]
+            lines.append([f"**{label}**", *(_share(middle(each)) if each else "–" for each in values)])
+        return table(head, lines)
+
+    return made
+
+
+def forecast(machine: str) -> Callable[[], str]:
+    """Predicted against measured, beside the noise."""
+
+    def made() -> str:
+        head = ["workload", "runs", "error, median", "p90", "in the interval", "first batch", "noise, median", "p90"]
+        head += ["tune", "grid"]
+        found = rows(machine, "regret")
+        names = ("errors", "covered", "first_errors", "noise")
+        whole = {name: [value for row in found for value in row[name]] for name in names}
+        sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s")}
+        lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
+        return table(head, lines)
+
+    return made
+
+
+def _forecast_line(row: dict[str, Any]) -> list[str]:
+    cells = [row["case"], str(len(row["errors"])), _at(row["errors"], 0.5), _at(row["errors"], 0.9)]
+    cells += [f"{fmean(row['covered']):.0%}" if row["covered"] else "–", _at(row["first_errors"], 0.5)]
+    return [*cells, _at(row["noise"], 0.5), _at(row["noise"], 0.9), f"{row['tune_s']:.0f} s", f"{row['grid_s']:.0f} s"]
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1%}"
+
+
+def _at(values: list[float], share: float) -> str:
+    ordered = sorted(abs(value) for value in values)
+    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.1%}" if ordered else "–"
+
+
+def a5000() -> str:
+    head = ["workers", "runs", "error, median", "largest", "first batch, median"]
+    found = rows("two-cores", "a5000")
+    lines = []
+    for label, kept in (
+        ("2 – 8", [row for row in found if row["workers"] <= 8]),
+        ("32", [row for row in found if row["workers"] == 32]),
+        ("48, 64 (more than CPUs)", [row for row in found if row["workers"] > 32]),
+        ("**all**", found),
+    ):
+        errors = [row["error"] for row in kept]
+        firsts = [row["predicted_first_s"] / row["first_s"] - 1 for row in kept]
+        cells = [f"{median(map(abs, errors)):.1%}", f"{max(map(abs, errors)):.1%}", f"{median(map(abs, firsts)):.1%}"]
+        lines.append([label, str(len(kept)), *cells])
+    return table(head, lines)
+
+
 def decode() -> str:
     found = json.loads((RESULTS / "two-cores" / "decode.json").read_text(encoding="utf-8"))
     head = ["images", "files", "mean size", "decode and transform, an image"]
@@ -142,6 +209,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "profiles": profiles,
     "agreement": agreement,
     "decode": decode,
+    "a5000": a5000,
+    "regret-two-cores": regret("two-cores"),
+    "forecast-two-cores": forecast("two-cores"),
+    "regret-h200": regret("h200"),
+    "forecast-h200": forecast("h200"),
     "limit-trace": limit_trace,
     "output-profile": output("profile"),
     "output-doctor": output("doctor"),

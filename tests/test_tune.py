@@ -223,6 +223,12 @@ def test_a_set_that_is_all_corrupt_is_one_sentence() -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "words"), [("out_of_memory", "out of"), ("bad_step", "shapes do not match")])
+def test_a_step_that_never_runs_is_one_sentence(name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tune(f"{HERE}:{name}", device="cpu", mode="infer", max_batch=16, budget_s=2)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

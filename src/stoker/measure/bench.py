@@ -194,7 +194,9 @@ class Repeats:
     """The first items of a dataset, loaded once and given again and again: what a batch costs beyond loading items."""
 
     def __init__(self, inner: Any, count: int) -> None:
-        if hasattr(inner, "__getitem__"):
+        from torch.utils.data import IterableDataset
+
+        if hasattr(inner, "__getitem__") and not isinstance(inner, IterableDataset):
             size = min(count, len(inner)) if hasattr(inner, "__len__") else count
             self._items: Sequence[Any] = [inner[place] for place in range(size)]
         else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from stoker.errors import InputError
+from stoker.errors import InputError, MachineError
 from stoker.measure.bench import Talk, drive
 from stoker.measure.trial import Named, OnEvent
 from stoker.predict.forecast import Prediction, Predictor, items_of
@@ -124,7 +124,19 @@ def tune(
         on_event=on_event,
         began=began,
     )
-    return drive(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
+    plan = drive(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
+    if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
+        tuner.ceiling = _found(source, mode, precision, on_event)
+        plan = drive(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
+    return plan
+
+
+def _found(source: Workload | Named, mode: Mode | None, precision: Precision, on_event: OnEvent | None) -> int | None:
+    """The largest batch that this GPU takes; None where that cannot be found out."""
+    try:
+        return limit(source, mode=mode, precision=precision, on_event=on_event).comfortable_batch
+    except (InputError, MachineError):
+        return None
 
 
 def _ceiling(
@@ -157,16 +169,27 @@ class _Tuner:
         on_event: OnEvent | None,
         began: float,
     ) -> None:
-        self._wish, self._ceiling, self._asked = wish, ceiling, asked
+        self._wish, self.ceiling, self._asked = wish, ceiling, asked
         self._host_memory_bytes, self._budget_s, self._planner = host_memory_bytes, budget_s, planner
         self._on_event, self._began = on_event, began
         self._base = Setting(precision=precision, persistent_workers=asked[1] > 1)
         self._trials: list[Trial] = []
+        self._probes: Probes | None = None
 
-    def talk(self) -> Talk[Plan]:
-        sizes = self._wish.probe_sizes(self._ceiling)
+    def talk(self) -> Talk[Plan | None]:
+        """All of it in one child; None where it has to stop for the ceiling of device memory."""
+        sizes = self._wish.probe_sizes(self.ceiling)
         probes = yield from probing(self._base, sizes, budget_s=_PROBE_SHARE * self._budget_s, on_event=self._on_event)
         self._tell("probes", msgspec.to_builtins(probes))
+        self._probes = probes
+        if self.ceiling is None and probes.subject.device.startswith("cuda") and _ran_out(probes):
+            return None
+        return (yield from self.rest())
+
+    def rest(self) -> Talk[Plan]:
+        """Everything that follows the probes."""
+        probes = self._probes
+        assert probes is not None
         self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
         objective = self._objective(probes)
         predictor = Predictor(probes, cores=probes.machine.usable_cores / self._wish.gpus)
@@ -212,10 +235,9 @@ class _Tuner:
 
     def _largest(self, probes: Probes) -> int | None:
         """The largest batch whose step ran, where a larger one did not."""
-        failed = any("out of" in note and note.startswith("step") for note in probes.notes)
-        ran = max((run.batch_size for run in probes.of("step")), default=None)
-        known = [size for size in (self._ceiling, ran if failed else None) if size is not None]
-        return min(known, default=None)
+        if self.ceiling is not None:
+            return self.ceiling
+        return max((run.batch_size for run in probes.of("step")), default=None) if _ran_out(probes) else None
 
     def _plan(
         self,
@@ -284,6 +306,11 @@ class _Tuner:
             )
         notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
         return notes
+
+
+def _ran_out(probes: Probes) -> bool:
+    """Whether a step of the probes found no memory."""
+    return any(note.startswith("step") and "out of" in note for note in probes.notes)
 
 
 def _same(one: Setting, other: Setting) -> bool:

@@ -73,6 +73,7 @@ class _Prober:
         self._largest = sizes[-1]
         self._machine: Machine | None = None
         self._disturbed = 0
+        self._failed_step: Trial | None = None
 
     def talk(self) -> Talk[Probes]:
         yield from self._first()
@@ -97,6 +98,7 @@ class _Prober:
         trial = yield self._job(size, 0, batches=2)
         if trial.outcome != "done":
             raise _unusable(trial)
+        self._began = perf_counter()  # what came before was importing and opening, not probing
         self._subject, self._items, self._machine = trial.workload, trial.workload.items, trial.machine
         self._item_s = _item_s(trial)
 
@@ -208,6 +210,8 @@ class _Prober:
         elif not self._runs:
             raise _unusable(trial)
         else:
+            if kind == "step":
+                self._failed_step = trial
             why = trial.problem.sentence if trial.problem else trial.outcome
             self._notes.append(f"{kind} at batch {size}, {workers} workers did not finish: {why}")
 
@@ -244,6 +248,8 @@ class _Prober:
 
     def _probes(self) -> Probes:
         assert self._subject is not None
+        if self._failed_step is not None and not any(run.kind == "step" for run in self._runs):
+            raise _unusable(self._failed_step)
         if self._disturbed:
             self._notes.append(
                 f"{self._disturbed} probes were run twice, as other processes had taken the CPUs: "
