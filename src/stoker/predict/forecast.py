@@ -16,8 +16,9 @@ from stoker.predict.probes import Probes, Run
 from stoker.records import Record, Setting
 
 _SEEDS = 3
-_NOISE = 0.08
-"""The least half-width of an interval: two runs of the same setting on a shared machine differ by about so much."""
+_NOISE, _FIRST_NOISE = 0.12, 0.2
+"""The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
+the same setting on a shared machine differ by."""
 _CROWDED = 2.0
 """With more workers than cores, the order in which they get them decides the first batch: so much wider."""
 
@@ -83,9 +84,9 @@ class Predictor:
         first = median(run.first_batch_s for run in runs)
         chosen = min(runs, key=lambda run: abs(run.total_s - total))
         batches = len(load.sizes(setting.batch_size))
-        half = self._half_width([run.total_s for run in runs])
+        half = self._half_width([run.total_s for run in runs], _NOISE)
         crowded = _CROWDED if setting.num_workers > self.costs.cores else 1.0
-        first_half = self._half_width([run.first_batch_s for run in runs]) * crowded
+        first_half = self._half_width([run.first_batch_s for run in runs], _FIRST_NOISE) * crowded
         return Prediction(
             setting=setting,
             items=items,
@@ -99,11 +100,11 @@ class Predictor:
             limited_by=_limit(self.costs, setting, chosen),
         )
 
-    def _half_width(self, totals: Sequence[float]) -> float:
+    def _half_width(self, totals: Sequence[float], least: float) -> float:
         """Relative: what the probes' own replay missed, what resampled items differ by, and the noise of any run."""
         centre = median(totals)
         spread = (max(totals) - min(totals)) / max(centre, 1e-12)
-        return min(0.9, float(np.hypot(max(_NOISE, 1.5 * self.residual), spread)))
+        return min(0.9, float(np.hypot(max(least, 1.5 * self.residual), spread)))
 
 
 def predict(
