@@ -65,7 +65,7 @@ TWO_CORES = [
     for speed in speeds
 ]
 # With one JPEG taking 7 ms, a cell without workers takes 14 s: two of those stand for the rest, and it is said.
-GPU_JPEG = ((32, 128, 512), (4, 8, 12, 16, 24, 32), ((128, 0), (128, 2)))
+GPU_JPEG = ((32, 128, 512), (4, 8, 16, 32), ((128, 0), (128, 2)))
 GPU_TENSORS = ((32, 128, 512), (0, 1, 2, 4, 8, 16), ())
 GPU_WORKLOADS: tuple[tuple[str, Mode, str], ...] = (
     ("resnet18", "infer", "jpeg"),
@@ -108,18 +108,22 @@ class Kept:
 
 def run_case(case: Case, kept: Kept, *, repeats: int, again: int) -> None:
     source = Named(spec=case.model, data=case.data, items=case.items)
-    drive(source, grid(case, kept, again), mode=case.mode, device=case.device)
-    if not kept.out_of_time and not kept.of(case, "tune"):
-        wait_for_calm()
+    if not kept.of(case, "tune"):
+        wait_for_calm(case)
         tuned(case, source, kept)
-    if kept.of(case, "tune"):
-        drive(source, judge(case, kept, repeats), mode=case.mode, device=case.device)
+    drive(source, measured(case, kept, repeats, again), mode=case.mode, device=case.device)
+
+
+def measured(case: Case, kept: Kept, repeats: int, again: int) -> Talk[None]:
+    """The grid, then the judging, in one process."""
+    yield warm_up(case)
+    yield from grid(case, kept, again)
+    yield from judge(case, kept, repeats)
 
 
 def grid(case: Case, kept: Kept, again: int) -> Talk[None]:
     """Every cell once, in random order, then some once more, for the noise."""
     order = random.Random(1).sample(case.cells, len(case.cells))
-    yield warm_up(case)
     for phase, cells in (("grid", order), ("again", order[:again])):
         done = {(row["batch"], row["workers"]) for row in kept.of(case, phase)}
         for cell in cells:
@@ -128,13 +132,14 @@ def grid(case: Case, kept: Kept, again: int) -> Talk[None]:
 
 
 def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
-    """The choices of all planners and the grid's best three, in turns."""
+    """The choices of all planners and the grid's best three, in turns; what takes twice the best or more, once."""
     chosen = sorted({cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3)))
-    yield warm_up(case)
     for repeat in range(repeats):
         for cell in chosen if repeat % 2 == 0 else reversed(chosen):
-            done = [row for row in kept.of(case, "judge") if (row["batch"], row["workers"]) == cell]
-            if len(done) <= repeat and not kept.out_of_time:
+            rows = kept.of(case, "judge")
+            done = [row["total_s"] for row in rows if (row["batch"], row["workers"]) == cell]
+            hopeless = done and min(done) > 2 * min(row["total_s"] for row in rows)
+            if len(done) <= repeat and not hopeless and not kept.out_of_time:
                 yield from one(case, kept, "judge", cell)
 
 
@@ -150,19 +155,19 @@ def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
     job = Job(
         setting=Setting(batch_size=size, num_workers=count), extent=Extent(batches=-(-case.items // size), warmup=0)
     )
-    wait_for_calm()
+    wait_for_calm(case)
     trial = yield job
     for _ in range(TRIES - 1):
         if disturbed(trial):
             kept.add(**row_of(case, f"{phase}, disturbed", cell, trial))
-            wait_for_calm()
+            wait_for_calm(case)
             trial = yield job
     kept.add(**row_of(case, phase, cell, trial))
 
 
-def wait_for_calm() -> None:
-    """Until other processes leave the CPUs alone for a moment, or half a minute has passed."""
-    for _ in range(60):
+def wait_for_calm(case: Case) -> None:
+    """Until other processes leave the CPUs alone for a moment, half a minute at most; a GPU's time is too dear."""
+    for _ in range(0 if case.device == "cuda" else 60):
         before, _ = machine_cpu_s()
         sleep(0.5)
         if machine_cpu_s()[0] - before < 0.1:
@@ -195,7 +200,7 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         max_batch=case.batches[-1],
         mode=case.mode,
         device=case.device,
-        budget_s=50 if gpu else 15,
+        budget_s=40 if gpu else 15,
         on_event=lambda name, data: seen.update({name: data}),
     )
     probes = msgspec.convert(seen["probes"], Probes)
@@ -412,7 +417,7 @@ def main() -> None:
         if options.table or kept.out_of_time:
             break
         say(f"{case.name} ...")
-        run_case(case, kept, repeats=options.repeats, again=6 if options.gpu else 10)
+        run_case(case, kept, repeats=options.repeats, again=4 if options.gpu else 10)
     rows = summary(GPU if options.gpu else TWO_CORES, kept)
     write(options.output, "regret", rows)
     show(rows, kept)
