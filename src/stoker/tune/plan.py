@@ -300,9 +300,9 @@ class _Tuner:
         largest = max(ran, key=lambda each: each.setting.batch_size)
         if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
             more = largest.seconds / best.seconds - 1
+            why = "takes longer to come first" if more > _KNEE else "holds more in memory for nothing"
             notes.append(
-                f"the largest batch that was run, {largest.setting.batch_size}, takes {more:+.0%}: "
-                "a larger batch keeps the device waiting longer for its first one"
+                f"not the largest batch, as the thesis would: {largest.setting.batch_size} took {more:+.0%} and {why}"
             )
         notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
         return notes
