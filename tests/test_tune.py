@@ -203,7 +203,7 @@ def test_a_stream_needs_to_be_told_how_long() -> None:
 
 
 def test_a_budget_of_one_second_is_answered_and_said() -> None:
-    found = tune(f"{HERE}:plain", device="cpu", mode="infer", budget_s=1)
+    found = tune(f"{HERE}:planted", items=64, device="cpu", mode="infer", max_batch=16, budget_s=1)
     assert found.batch_size >= 1
     assert any("budget" in note for note in found.notes)
     with pytest.raises(InputError, match="above 0"):
