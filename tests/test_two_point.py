@@ -50,7 +50,7 @@ def test_the_thesis_tables_lie_on_a_line_of_its_own_equation(name: str) -> None:
     at_11, at_16 = ESTIMATES[name]
     item = (16 - 11) * GB / (at_16 - at_11)
     fixed = 11 * GB - at_11 * item
-    assert 0 < item
+    assert item > 0
     assert -0.1 * GB < fixed < 3.1 * GB
     per_item = item / 2
     found = solve(reading(10, fixed, per_item, 0, 0), reading(50, fixed, per_item, 0, 0))
