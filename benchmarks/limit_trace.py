@@ -1,8 +1,9 @@
 """How near does the largest batch, told without a GPU, come to maxima that were measured on one?
 
-python benchmarks/limit_trace.py --truth FILE
+python benchmarks/limit_trace.py [--truth FILE]
 
-FILE has rows of model, optimizer, precision, mode, gib, first_failed and last_ran, every try in a fresh process.
+FILE has rows of model, optimizer, precision, mode, gib, first_failed and last_ran, every try in a fresh process;
+without one, what `benchmarks/limit.py` found on the H200.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import arguments, say, write
+from common import RESULTS, arguments, say, write
 
 import stoker
 
@@ -19,6 +20,7 @@ _NAMES = ("model", "mode", "precision", "optimizer", "gib", "first_failed", "las
 
 
 def compare(row: dict[str, Any], gpu: str) -> dict[str, Any]:
+    row = {**row, **row.get("truth", {})}
     found = stoker.limit(
         stoker.Named(spec=row["model"], data=None if ":" in row["model"] else "device"),
         gpu_memory=int(row["gib"] * 2**30),
@@ -59,7 +61,7 @@ def sum_up(rows: Sequence[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, default=RESULTS / "h200" / "limit-printed.json")
     parser.add_argument("--gpu", default="h200", help="the GPU that the maxima were measured on")
     options = parser.parse_args()
     document = json.loads(options.truth.read_text(encoding="utf-8"))

@@ -117,6 +117,30 @@ def limit_trace() -> str:
 PLANNERS = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers")
 
 
+def limits() -> str:
+    """Every method against sizes that ran."""
+    head = ["model", "last that ran / first that failed", "auto, which ran", "trace", "two-point", "doubling"]
+    lines = []
+    for row in rows("h200", "limit-printed"):
+        last, first = row["truth"]["last_ran"], row["truth"]["first_failed"]
+        low, high = sorted((first - 1, last))
+        told = {"auto": row["auto"]["max_batch"], "trace": row["auto"]["predicted_batch"]}
+        told |= {name: row[name]["max_batch"] for name in ("two-point", "doubling") if name in row}
+        cells = [f"{size} ({size / min(max(size, low), high) - 1:+.1%})" for size in told.values()]
+        lines.append([row["model"], f"{last} / {first}", *cells])
+    return table(head, lines)
+
+
+def limits_alone() -> str:
+    head = ["model", "auto", "Lightning `binsearch`", "accelerate", "auto's seconds to Lightning's"]
+    lines = []
+    for row in rows("h200", "limit-alone"):
+        found = [row[name] for name in ("auto", "lightning", "accelerate")]
+        cells = [f"{each['max_batch']} in {each['seconds']:.1f} s" for each in found]
+        lines.append([row["model"], *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
+    return table(head, lines)
+
+
 def regret(machine: str) -> Callable[[], str]:
     """What each planner's choice costs over the best that was judged."""
 
@@ -215,6 +239,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "limit-trace": limit_trace,
+    "limits": limits,
+    "limits-alone": limits_alone,
     "output-profile": output("profile"),
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),

@@ -7,7 +7,7 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
   gradient of its weights is then made for each item apart, and summed.
 - Images of three or four channels have kernels of their own: up to 4 by 4 takes nothing, 7 by 7 reads the channels as
   they are.
-- From few channels to many, the output is written in its place at once.
+- From few channels to many, and in volumes from few channels to any, the output is written in its place at once.
 
 Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
 a plan that does without.
@@ -33,6 +33,7 @@ _MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
 """From so many on, a product whose rows do not begin where they should is worth a copy."""
 _IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 4, 7
 _FEW_CHANNELS, _MANY_CHANNELS, _WRITTEN_SIDE = 64, 128, 3
+_VOLUME_DIMENSIONS = 5
 
 
 def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
@@ -118,7 +119,8 @@ def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
         return ()
     if x.shape[1] <= _IMAGE_CHANNELS and side == _IMAGE_WIDE_SIDE and x.element_size() == _SUM_BYTES:
         return tuple(one.numel() * one.element_size() for one in (x, y, weight))
-    if x.shape[1] <= _FEW_CHANNELS and y.shape[1] >= _MANY_CHANNELS and side == _WRITTEN_SIDE:
+    in_volume = x.dim() == _VOLUME_DIMENSIONS
+    if x.shape[1] <= _FEW_CHANNELS and (in_volume or y.shape[1] >= _MANY_CHANNELS) and side == _WRITTEN_SIDE:
         return sizes[0], sizes[2]
     return sizes
 
