@@ -13,6 +13,7 @@ from common import RESULTS, say
 
 COMMANDS = {
     "profile": "stoker profile resnet18 --data jpeg --mode infer --batch-size 32 --workers 2 --batches 20",
+    "tune": "stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0",
     "doctor": "stoker doctor",
     "limit": "stoker limit resnet50 --gpu-memory 16GiB --optimizer momentum",
 }

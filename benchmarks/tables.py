@@ -242,6 +242,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limits": limits,
     "limits-alone": limits_alone,
     "output-profile": output("profile"),
+    "output-tune": output("tune"),
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
 }

@@ -15,7 +15,7 @@ from stoker.records import Extent, Setting, Trial
 from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, with_measured
 from stoker.tune.objective import Measured, Objective, measured
 
-_RUNNERS = 3
+_RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S = 1.5, 5.0
 _APART = 0.05
@@ -34,13 +34,27 @@ def contend(
 ) -> Talk[list[Candidate]]:
     """Run the predicted best few, and the current setting, in rounds, until their order is clear or time is up."""
     began = perf_counter()
-    chosen = list(found[:_RUNNERS])
+    chosen = _runners(found, left_s)
     now = [each for each in found if wish.is_current(each.setting)]
     same = [each for each in found if wish.current and each.setting.batch_size == wish.current.batch_size]
     for each in (*now[:1], *same[:1]):  # what they have, and the best they can do without changing the batch
         if each not in chosen:
             chosen.append(each)
     return (yield from _rounds(chosen, objective, began, left_s, told))
+
+
+def _runners(found: Sequence[Candidate], left_s: float) -> list[Candidate]:
+    """The predicted best few; more where time allows two runs of each, of those that may be better than predicted."""
+    most = min(_MOST_RUNNERS, int(left_s / (2 * _LEAST_RUN_S)))
+    best_s = found[0].predicted_s
+    more = [each for each in found[_RUNNERS:most] if _least_s(each) <= best_s]
+    return [*found[:_RUNNERS], *more]
+
+
+def _least_s(candidate: Candidate) -> float:
+    """What it would take if all went as well as its prediction allows."""
+    told = candidate.predicted
+    return candidate.predicted_s * told.interval_s[0] / told.total_s if told else candidate.predicted_s
 
 
 def _rounds(
