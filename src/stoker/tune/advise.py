@@ -106,12 +106,20 @@ class Remedy(Record, frozen=True):
         return f"{self.change}: {format_seconds(self.before_s)} → {format_seconds(self.after_s)}"
 
 
-def remedies(predictor: Predictor, setting: Setting, items: int, *, epochs: int = 1) -> list[Remedy]:
-    """Concrete changes that are predicted to save time, the best first; or the one that will not help, said."""
+def remedies(
+    predictor: Predictor, setting: Setting, items: int, *, epochs: int = 1, chosen: bool = False
+) -> list[Remedy]:
+    """Concrete changes that are predicted to save time, the best first; or the one that will not help, said.
+
+    A setting that was `chosen` by runs is not advised against: batch and workers stay out of it.
+    """
     now = predictor.predict(setting, items, epochs=epochs)
+    changes = list(_changes(predictor, setting, items, epochs))
+    if not chosen:
+        changes += _settings(predictor, setting, items, epochs)
     found = [
         Remedy(change=change, before_s=now.total_s, after_s=after)
-        for change, after in _changes(predictor, setting, items, epochs)
+        for change, after in changes
         if after < now.total_s * (1 - _WORTH)
     ]
     found.sort(key=lambda remedy: remedy.after_s)
@@ -122,20 +130,28 @@ def remedies(predictor: Predictor, setting: Setting, items: int, *, epochs: int 
     return found
 
 
-def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[tuple[str, float]]:
-    """Each change in words, with the seconds it would take."""
+def _settings(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[tuple[str, float]]:
+    """Other workers, another batch."""
 
-    def seconds(using: Predictor, **changes: int | bool) -> float:
-        return using.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
+    def seconds(**changes: int) -> float:
+        return predictor.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
 
     cores = max(1, int(predictor.costs.cores))
     counts = {count for count in (0, 1, 2, 4, 8, 16, cores) if count <= cores and count != setting.num_workers}
-    best = min(((seconds(predictor, num_workers=count), count) for count in counts), default=None)
+    best = min(((seconds(num_workers=count), count) for count in counts), default=None)
     if best:
         yield f"workers {setting.num_workers} → {best[1]}", best[0]
     sizes = {max(1, setting.batch_size // factor) for factor in (2, 4)} | {setting.batch_size * 2}
-    after, size = min((seconds(predictor, batch_size=size), size) for size in sizes)
+    after, size = min((seconds(batch_size=size), size) for size in sizes)
     yield f"batch {setting.batch_size} → {size}", after
+
+
+def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[tuple[str, float]]:
+    """Each change of anything else in words, with the seconds it would take."""
+
+    def seconds(using: Predictor, **changes: bool) -> float:
+        return using.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
+
     if epochs > 1 and setting.num_workers and not setting.persistent_workers:
         yield "persistent_workers=True", seconds(predictor, persistent_workers=True)
     costly = [name for name in ("decode", "transform") if predictor.costs.shares.get(name, 0) > 0.1]

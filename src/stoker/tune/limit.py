@@ -19,7 +19,7 @@ METHODS: tuple[Method, ...] = get_args(Method)
 _STALL_S = 600.0
 
 
-class Remedy(Record, frozen=True):
+class Change(Record, frozen=True):
     """What a change in the order of things would bring: the batch that it lets run, predicted and then run."""
 
     what: str
@@ -53,7 +53,7 @@ class Limit(Record, frozen=True):
     predicted_batch: int | None = None
     predicted_interval: tuple[int, int] | None = None
     probes: tuple[Probe, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    remedies: tuple[Change, ...] = ()
     notes: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()

@@ -268,7 +268,7 @@ class _Tuner:
             candidates=tuple(ran),
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
-            remedies=tuple(remedies(predictor, setting, objective.items, epochs=objective.epochs)),
+            remedies=tuple(remedies(predictor, setting, objective.items, epochs=objective.epochs, chosen=True)),
             notes=tuple(self._notes(probes, best, ran)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,

@@ -10,7 +10,7 @@ from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
 from stoker.tune import traced
 from stoker.tune.bracket import Bracket, bisected, close, doubled
-from stoker.tune.limit import Limit, Question, Remedy
+from stoker.tune.limit import Change, Limit, Question
 from stoker.tune.searching import Search
 from stoker.tune.traced import Estimate
 from stoker.units import format_seconds
@@ -185,7 +185,7 @@ def _comfortable(search: Search, ran: int, estimate: Estimate | None) -> int | N
     return max(search.calm(), default=None)
 
 
-def _remedies(search: Search, found: Bracket) -> tuple[Remedy, ...]:
+def _remedies(search: Search, found: Bracket) -> tuple[Change, ...]:
     """What priming with a tiny batch, or segments that grow, would bring: tried."""
     remedies = []
     for what, how in (
@@ -200,7 +200,7 @@ def _remedies(search: Search, found: Bracket) -> tuple[Remedy, ...]:
             return probe.outcome == "done"
 
         best = close(holds, guess=guess or found.ran, ceiling=_CEILING, tolerance=search.question.tolerance)
-        remedies.append(Remedy(what=what, how=how, predicted_batch=guess, max_batch=best.ran))
+        remedies.append(Change(what=what, how=how, predicted_batch=guess, max_batch=best.ran))
     return tuple(remedies)
 
 
