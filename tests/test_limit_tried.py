@@ -113,6 +113,26 @@ def test_a_batch_whose_items_are_not_in_front_is_collated_for_real() -> None:
     assert example.sized(7, torch.device("cpu")).shape == (4, 7)
 
 
+def test_such_a_batch_is_not_traced_as_if_it_never_grew() -> None:
+    workload = stoker.Workload(model=Wide, dataset=Lengths([4] * 8), collate_fn=lambda items: torch.stack(items, dim=1))
+    with pytest.raises(InputError, match="first dimension does not count its items"):
+        stoker.limit(workload, method="trace", gpu_memory="1GiB", mode="infer")
+
+
+def test_what_stays_the_same_in_every_batch_does_not_grow() -> None:
+    def with_weights(items: list[Any]) -> Any:
+        return torch.stack(items), torch.ones(10)
+
+    workload = stoker.Workload(model=Wide, dataset=Lengths([4] * 8), collate_fn=with_weights)
+    inputs, weights = worst_example(workload).sized(7, torch.device("cpu"))
+    assert (inputs.shape, weights.shape) == ((7, 4), (10,))
+
+
+def test_a_trace_says_that_the_set_is_smaller_than_the_batch() -> None:
+    found = stoker.limit(wide(), method="trace", gpu_memory="4GiB", mode="infer")
+    assert any("only 512 items" in note for note in found.notes)
+
+
 # ---------------------------------------------------------------- the answer, on a machine without a GPU
 
 

@@ -32,7 +32,7 @@ def test_probes_hold_what_predictions_need(probes: Probes) -> None:
 
 def test_probes_read_back_as_they_were(probes: Probes) -> None:
     assert read(encode(probes)) == probes
-    with pytest.raises(InputError, match="not a probes"):
+    with pytest.raises(InputError, match="no probes that this version can read"):
         read(b'{"runs": 3}')
 
 

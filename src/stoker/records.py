@@ -331,4 +331,4 @@ def decode(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise InputError(f"not a {kind.__name__.lower()} that this version can read: {error}") from None
+        raise InputError(f"no {kind.__name__.lower()} that this version can read: {error}") from None

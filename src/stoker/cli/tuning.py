@@ -80,6 +80,7 @@ def predict(
         list[str] | None, typer.Option(help="What if: decode=2x, step=3x. May be repeated.", show_default=False)
     ] = None,
     json: JsonOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """What a setting would cost, from probes alone: no model, no data, no run."""
     from stoker.predict.forecast import Predictor, items_of, landscape, parse_faster, with_pinning
@@ -147,12 +148,14 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
-    seen: dict[str, Any] = {"interrupted": True, "probes": None, "trials": []}
+    seen: dict[str, Any] = {"interrupted": True, "runs": [], "probes": None, "trials": []}
     with Show(quiet=quiet) as progress:
 
         def event(name: str, data: Any) -> None:
             if name == "measured":
                 seen["trials"].append(data)
+            elif name == "probed":
+                seen["runs"].append(data)
             elif name == "probes":
                 seen["probes"] = data
             progress.event(name, data)
@@ -178,7 +181,7 @@ def tune(
                 on_event=event,
             )
         except Interrupted:
-            if save is not None and (seen["probes"] or seen["trials"]):
+            if save is not None and (seen["runs"] or seen["trials"]):
                 documents.save(seen, save)
             raise
     document = documents.plan_document(plan)

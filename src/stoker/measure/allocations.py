@@ -1,11 +1,10 @@
 """Logs every storage that a step makes and drops on a fake CUDA device: no GPU, and no memory for what it logs."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from itertools import islice
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -19,9 +18,8 @@ from stoker.records import Mode, Precision
 from stoker.workload import passes
 from stoker.workload.batches import mapped
 from stoker.workload.definition import Workload
+from stoker.workload.examples import EXAMPLE_ITEMS, Example, worst_example
 
-_EXAMPLE_ITEMS = 3
-_SEEN_ITEMS = 64
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,28 +32,30 @@ def record(
     gpu: str = DEFAULT_GPU,
     validate: bool = False,
     channels_last: bool = False,
+    example: Example | None = None,
 ) -> AllocationLog:
     """Log one step of a workload on a fake CUDA device. Runs in a process of its own: it changes torch for good.
 
     `gpu` names the card, whose generation decides on kernels; with `validate`, training is followed by a pass over the
     validation data (the training data where a workload has none) at the same batch size; with `channels_last`, model
-    and images are in that layout.
+    and images are in that layout. `example` is the batch to see the shapes of, where it has been loaded already.
     """
     began = perf_counter()
     card = architecture(gpu)
     _install(card, mode)
     with fake_cuda.LazyBuild():
         model = passes.make_model(workload)
-    example = _example(workload)
-    masks.answer_from(example)
+    batch = _followed(example or worst_example(workload))
+    masks.answer_from(batch)
     validating = validate and mode == "train"
-    validation = _example(workload, "validation") if validating and workload.validation is not None else example
+    apart = validating and workload.validation is not None
+    validation = _followed(worst_example(workload, "validation")) if apart else batch
     log = Recorder(card)
     with fake_cuda.fake_tensors(), log:
         fake_cuda.to_fake_cuda(model, log.born, channels_last=channels_last).train(mode == "train")
         step = _Step(workload, model, mode, precision, optimizer, channels_last)
         init = log.steps_begin()
-        step(example)
+        step(batch)
         first = len(log.events)
         if validating:
             step.infer(validation)
@@ -159,20 +159,14 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _example(workload: Workload, part: Literal["train", "validation"] = "train") -> Any:
-    """A small real batch, to see its shapes: the largest of the first items, a few times."""
-    dataset = passes.make_dataset(workload, part)
-    samples = list(islice(_items(dataset), _SEEN_ITEMS))
-    if not samples:
-        raise InputError(f"{type(dataset).__name__} is empty: there is no item to see the shapes of")
-    largest = max(samples, key=passes.batch_bytes)
-    return (workload.collate_fn or torch.utils.data.default_collate)([largest] * _EXAMPLE_ITEMS)
-
-
-def _items(dataset: Any) -> Iterator[Any]:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        return iter(dataset)
-    return (dataset[index] for index in range(len(dataset)))
+def _followed(example: Example) -> Any:
+    """The example's batch, where it can be told which dimension counts the items."""
+    if not example.grows:
+        raise InputError(
+            "this step cannot be followed without a GPU: a batch's first dimension does not count its items, "
+            "so its size at another batch cannot be told"
+        )
+    return example.batch
 
 
 def _inflated(example: Any, channels_last: bool) -> Any:
@@ -180,7 +174,7 @@ def _inflated(example: Any, channels_last: bool) -> Any:
 
     def grow(tensor: torch.Tensor) -> torch.Tensor:
         shape = list(tensor.shape)
-        if shape and shape[0] == _EXAMPLE_ITEMS:
+        if shape and shape[0] == EXAMPLE_ITEMS:
             shape[0] = TRACED_BATCH
         layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
         return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)

@@ -205,6 +205,8 @@ class _Prober:
             trial = again if again.outcome == "done" and not disturbed(again) else _quicker(trial, again)
         if trial.outcome == "done":
             self._runs.append(run_of(trial, kind))
+            if self._on_event:
+                self._on_event("probed", msgspec.to_builtins(self._runs[-1]))
             if real:
                 self._subject = trial.workload  # with the model's name, which a nap has not
         elif not self._runs:

@@ -14,6 +14,7 @@ from stoker.tune.limit import Limit, Method, Question
 from stoker.tune.traced import Estimate
 from stoker.units import format_bytes
 from stoker.workload.definition import Workload
+from stoker.workload.examples import Example
 
 _HOST_SHARE = 0.9
 """Of the host's free memory: the rest of the machine lives there too."""
@@ -50,7 +51,7 @@ class Search:
             cudnn_benchmark=question.cudnn_benchmark,
         )
         self.cradle = Cradle(self.workload, job, lazy=not self.weights_matter)
-        self._items = self.cradle.example.of
+        self.see(self.cradle.example)
         room = self.cradle.room()
         tracing = self._trace() if question.method == "auto" and not self.on_host else None
         self.cradle.model  # noqa: B018 - made now, while the others run
@@ -61,13 +62,20 @@ class Search:
                 self.notes.append(f"found by trying alone: {log.sentence}")
             else:
                 self.log = log
-        if self.cradle.example.note:
-            self.notes.append(self.cradle.example.note)
         if question.cudnn_benchmark:
             self.notes.append("cudnn.benchmark tries algorithms at each new size: memory differs from run to run")
 
+    def see(self, example: Example) -> None:
+        """Keep what there is to say of the data."""
+        self._items = example.of
+        if example.note:
+            self.notes.append(example.note)
+
     def _trace(self) -> Forked[AllocationLog]:
-        return Forked(lambda: traced.record(self.workload, self.mode, self.question, self.capability), AllocationLog)
+        return Forked(
+            lambda: traced.record(self.workload, self.mode, self.question, self.capability, self.cradle.example),
+            AllocationLog,
+        )
 
     def _settle_budget(self, room: Room) -> None:
         """What tensors may take, with what others hold taken off."""

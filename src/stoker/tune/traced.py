@@ -11,6 +11,7 @@ from stoker.records import Mode, Record
 from stoker.tune.limit import Question
 from stoker.units import format_bytes
 from stoker.workload.definition import Workload
+from stoker.workload.examples import Example
 
 _UNLIMITED = 2**60
 _MARGIN_BELOW, _MARGIN_ABOVE = 0.04, 0.01
@@ -28,7 +29,9 @@ class Estimate(Record, frozen=True):
     fixed_bytes: int
 
 
-def record(workload: Workload, mode: Mode, question: Question, gpu: str | None) -> AllocationLog:
+def record(
+    workload: Workload, mode: Mode, question: Question, gpu: str | None, example: Example | None = None
+) -> AllocationLog:
     """Log a step; what cannot be followed is said, never guessed. Changes torch for good in this process."""
     from stoker.measure import allocations
     from stoker.measure.architectures import DEFAULT_GPU
@@ -41,6 +44,7 @@ def record(workload: Workload, mode: Mode, question: Question, gpu: str | None) 
             question.optimizer,
             gpu=gpu or DEFAULT_GPU,
             validate=question.validate,
+            example=example,
         )
     except StokerError:
         raise

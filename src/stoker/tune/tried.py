@@ -15,6 +15,7 @@ from stoker.tune.searching import Search
 from stoker.tune.traced import Estimate
 from stoker.units import format_seconds
 from stoker.workload.definition import Workload
+from stoker.workload.examples import worst_example
 
 _CEILING = 2**20
 _COMFORT_TRIES = 3
@@ -66,7 +67,10 @@ def by_trace(search: Search) -> Limit:
         raise InputError("without a GPU, say how much memory the one you mean has: --gpu-memory 16GiB")
     search.budget_bytes = memory - search.question.reserve_bytes
     search.emit("phase", "following one step on a GPU that is not there")
-    search.log = traced.record(search.workload, search.mode, search.question, search.question.gpu or search.capability)
+    example = worst_example(search.workload)
+    search.see(example)
+    gpu = search.question.gpu or search.capability
+    search.log = traced.record(search.workload, search.mode, search.question, gpu, example)
     found = traced.estimate(search.log, search.budget_bytes)
     return search.limit(found.likely, found.interval, found.calm, estimate=found, method="trace")
 

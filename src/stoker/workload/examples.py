@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -43,9 +43,11 @@ class Example(NamedTuple):
         return f"items differ in size; the largest of the first {self.seen}{of} stands for the worst"
 
 
-def worst_example(workload: Workload, *, within_s: float = 1.0) -> Example:
+def worst_example(
+    workload: Workload, part: Literal["train", "validation"] = "train", *, within_s: float = 1.0
+) -> Example:
     """Look for the largest item: a few where all are alike, as many as time allows where they are not."""
-    dataset = passes.make_dataset(workload)
+    dataset = passes.make_dataset(workload, part)
     deadline = perf_counter() + within_s
     worst, seen = None, 0
     sizes: set[int] = set()
@@ -104,5 +106,9 @@ def _grows(few: Any, more: Any) -> bool:
     if not first or len(first) != len(second):
         return False
     pairs = list(zip(first, second, strict=True))
-    same = [before[1:] == after[1:] and before[:1] in ((), (EXAMPLE_ITEMS,)) for before, after in pairs]
-    return all(same) and any(after[:1] == (_MORE_ITEMS,) for after in second)
+    fixed = [before == after and before[:1] != (EXAMPLE_ITEMS,) for before, after in pairs]
+    grows = [
+        before[:1] == (EXAMPLE_ITEMS,) and after[:1] == (_MORE_ITEMS,) and before[1:] == after[1:]
+        for before, after in pairs
+    ]
+    return any(grows) and all(one or other for one, other in zip(fixed, grows, strict=True))
