@@ -1,6 +1,6 @@
 """The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
 
-python benchmarks/limit.py [--limit 480] [--alone] [--output FOLDER]
+python benchmarks/limit.py [--limit 480] [--alone | --peers] [--previous FILE] [--output FOLDER]
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
 of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers). Rows
@@ -22,6 +22,8 @@ Row = dict[str, Any]
 GIB = 2**30
 CARD_GIB = 132
 _ROW_S = 40
+_FINE = 400
+"""The edge is found to one part in so many: a quarter of a per cent."""
 MODELS = [
     "resnet18",
     "resnet34",
@@ -56,11 +58,13 @@ def question(model: str, gib: int = 16, mode: str = "train", precision: str = "f
 
 
 def questions() -> list[Row]:
-    rows = [question(model) for model in MODELS]
+    """Those that need most of the card come first: the others run beside them."""
+    rows = [question(model, gib) for gib in (80, 40) for model in MORE]
+    rows += [question(model) for model in MODELS]
     rows += [question(model, 24, "infer") for model in MORE]
     rows += [question(model, precision="bf16") for model in MORE]
     rows += [question(model, optimizer="adamw") for model in MORE]
-    rows += [question(model, gib) for gib in (11, 40, 80) for model in MORE]
+    rows += [question(model, 11) for model in MORE]
     return rows
 
 
@@ -85,14 +89,14 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
 
     began = perf_counter()
     source = stoker.Named(spec=row["model"], data="device")
-    found: Row = {**row, "key": key(row), "alone": peers, "torch": str(torch.__version__)}
+    found: Row = {**row, "key": key(row), "peers": peers, "torch": str(torch.__version__)}
     found["cudnn"] = torch.backends.cudnn.version()
     _warm(row)
     found["auto"] = brief(stoker.limit(source, method="auto", **asked(row)))
     auto = found["auto"]["max_batch"]
     if not peers:
         failed = [probe["batch_size"] for probe in found["auto"]["probes"] if not probe["ran"]]
-        found["truth"] = truth(row, auto, failed)
+        found["truth"] = truth(row, auto, failed, (0.01, 0.02, 0.04) if full else (0.02,))
     for method in ("two-point", "doubling") if full else ():
         try:
             found[method] = brief(stoker.limit(source, method=method, **asked(row)))
@@ -148,13 +152,13 @@ def in_child(function: Any, *arguments: Any) -> Any:
     return {"problem": (ended.failure.sentence if ended.failure else ended.output)[-300:] or ended.how}
 
 
-def truth(row: Row, auto: int, failed: list[int]) -> Row:
+def truth(row: Row, auto: int, failed: list[int], above: tuple[float, ...]) -> Row:
     """The band: the answer run three times more, then sizes around it, each in a fresh process."""
-    found: Row = in_child(_truth, row, auto, failed)
+    found: Row = in_child(_truth, row, auto, failed, above)
     return found
 
 
-def _truth(row: Row, auto: int, failed: list[int], emit: Any) -> Row:
+def _truth(row: Row, auto: int, failed: list[int], above: tuple[float, ...], emit: Any) -> Row:
     from stoker.measure.allocations import OPTIMIZERS
     from stoker.measure.attempts import Cradle, Job
     from stoker.measure.trial import Named, opened
@@ -175,15 +179,15 @@ def _truth(row: Row, auto: int, failed: list[int], emit: Any) -> Row:
     again = [cradle.attempt(auto).outcome for _ in range(3)]
     tries[auto] = all(outcome == "done" for outcome in again)
     low, high = auto, min((size for size in failed if size > auto), default=auto * 2)
-    while high - low > 1:
+    while high - low > max(1, low // _FINE):
         middle = (low + high) // 2
         low, high = (middle, high) if runs(middle) else (low, middle)
-    for share in (0.01, 0.02, 0.04):
+    for share in above:
         runs(high + max(1, int(share * high)))
     ran = [size for size, fits in tries.items() if fits]
     broken = [size for size, fits in tries.items() if not fits]
     return {
-        "last_ran": max(ran),
+        "last_ran": max(ran, default=0),
         "first_failed": min(broken, default=None),
         "edge": low,
         "tries": {str(size): fits for size, fits in sorted(tries.items())},
@@ -287,7 +291,7 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
 # ---------------------------------------------------------------- many rows
 
 
-def side_by_side(rows: list[Row], deadline: float, keep: Any) -> None:
+def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool) -> None:
     """As many rows at once as the card holds; new ones are begun until the time is up."""
     waiting, free = list(rows), CARD_GIB
     running: dict[Future[Row], int] = {}
@@ -299,7 +303,8 @@ def side_by_side(rows: list[Row], deadline: float, keep: Any) -> None:
                 if need <= free and len(running) < 7 and time.monotonic() < deadline - 30:
                     waiting.remove(row)
                     full = row["gib"] == 16 and row["optimizer"] == "momentum" and row["precision"] == "fp32"
-                    running[pool.submit(answer, row, full=full, peers=False, budget_s=0)] = need
+                    left = deadline - time.monotonic() - _ROW_S
+                    running[pool.submit(answer, row, full=full and not peers, peers=peers, budget_s=left)] = need
                     free -= need
             if not running or time.monotonic() > deadline:
                 break
@@ -333,12 +338,13 @@ def line(row: Row) -> str:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
-    parser.add_argument("--alone", action="store_true", help="the rows with peers, one after another")
+    parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
+    parser.add_argument("--peers", action="store_true", help="the other rows with peers, side by side")
     parser.add_argument("--try-out", action="store_true", help="two small questions on the host, to see that it works")
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit
-    name = "limit-alone" if options.alone else "limit"
+    name = "limit-alone" if options.alone else "limit-peers" if options.peers else "limit"
     rows: list[Row] = []
     if options.previous and options.previous.exists():
         rows = json.loads(options.previous.read_text(encoding="utf-8"))["rows"]
@@ -353,7 +359,9 @@ def main() -> None:
         say(line(rows[-1]))
         write(options.output, name, rows)
 
-    asked_for = [question(model) for model in ALONE] if options.alone else questions()
+    asked_for = questions()
+    if options.alone or options.peers:
+        asked_for = [question(model) for model in MODELS if (model in ALONE) == options.alone]
     if options.try_out:
         small = question("mobilenet_v2", mode="infer")
         asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
@@ -364,7 +372,7 @@ def main() -> None:
             if left > _ROW_S:
                 keep(answer(row, full=False, peers=True, budget_s=left - _ROW_S))
     else:
-        side_by_side(asked_for, deadline, keep)
+        side_by_side(asked_for, deadline, keep, peers=options.peers)
     say(f"{len(rows)} rows")
 
 

@@ -36,10 +36,10 @@ CPU_CASES: list[Case] = [
     {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 2, "device": "cpu"},
 ]
 GPU_CASES: list[Case] = [
-    {"name": "resnet18", "data": "jpeg", "workers": 8, "batch": 128, "batches": 16, "device": "cuda"},
-    {"name": "resnet18", "data": "tensors", "workers": 8, "batch": 128, "batches": 40, "device": "cuda"},
-    {"name": "vit_b_16", "data": "tensors", "workers": 8, "batch": 128, "batches": 12, "device": "cuda"},
-    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 120, "device": "cuda"},
+    {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 4, "device": "cuda"},
+    {"name": "resnet18", "data": "tensors", "workers": 2, "batch": 64, "batches": 10, "device": "cuda"},
+    {"name": "vit_b_16", "data": "tensors", "workers": 2, "batch": 128, "batches": 3, "device": "cuda"},
+    {"name": "resnet18", "data": "device", "workers": 0, "batch": 128, "batches": 30, "device": "cuda"},
 ]
 
 
