@@ -70,6 +70,7 @@ CASES: list[Case] = [
     case("vit_b_16", 120, cap_bytes=16 * GIB),
     case("densenet201", 80, cap_bytes=16 * GIB),
     case("resnet18", 780, "infer", cap_bytes=8 * GIB),
+    case("alexnet", 14928, cap_bytes=80 * GIB),
 ]
 
 

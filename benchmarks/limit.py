@@ -20,7 +20,7 @@ from common import arguments, say, write
 
 Row = dict[str, Any]
 GIB = 2**30
-CARD_GIB = 132
+CARD_GIB, AT_ONCE = 126, 9
 _ROW_S = 40
 _FINE = 400
 """The edge is found to one part in so many: a quarter of a per cent."""
@@ -295,12 +295,12 @@ def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool) ->
     """As many rows at once as the card holds; new ones are begun until the time is up."""
     waiting, free = list(rows), CARD_GIB
     running: dict[Future[Row], int] = {}
-    pool = ProcessPoolExecutor(7, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"))
     try:
         while waiting or running:
             for row in list(waiting):
                 need = row["gib"] + 2
-                if need <= free and len(running) < 7 and time.monotonic() < deadline - 30:
+                if need <= free and len(running) < AT_ONCE and time.monotonic() < deadline - _ROW_S:
                     waiting.remove(row)
                     full = row["gib"] == 16 and row["optimizer"] == "momentum" and row["precision"] == "fp32"
                     left = deadline - time.monotonic() - _ROW_S
