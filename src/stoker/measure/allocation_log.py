@@ -38,6 +38,7 @@ class Reduction(Record, frozen=True):
         return _SUM_BYTES * sums * split * wide * together if split > 1 else 0
 
 
+_MOST_ELEMENTS = 2**31
 _BLOCK_THREADS, _WARP = 512, 32
 _LEAST_ROWS, _MOST_ROWS = 16, 256
 """A thread adds up at least and, where it can be had, at most so many rows."""
@@ -52,8 +53,9 @@ def _power_of_two(count: int, most: int) -> int:
 class Storage(Record, frozen=True):
     """One piece of memory: so many bytes, so many more for each item of the batch, and for each pair of items.
 
-    `scratch` is a convolution's workspace, which it takes where there is room and does without where there is not;
-    `workspace` is cuBLAS', taken at the first matrix product and kept.
+    `scratch` is a convolution's workspace, which it takes where there is room and does without where there is not,
+    unless one of its operands (so many elements an item) has more elements than 32 bits can count: the plans that do
+    without cannot find their way in it. `workspace` is cuBLAS', taken at the first matrix product and kept.
     """
 
     fixed_bytes: int
@@ -62,6 +64,10 @@ class Storage(Record, frozen=True):
     kind: Kind = "tensor"
     operator: str = ""
     reduction: Reduction | None = None
+    elements_an_item: float = 0.0
+
+    def is_optional(self, batch_size: int) -> bool:
+        return self.kind == "scratch" and self.elements_an_item * batch_size < _MOST_ELEMENTS
 
     def at(self, batch_size: int) -> int:
         if self.reduction is not None:

@@ -10,7 +10,7 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
 - From few channels to many, and in volumes from few channels to any, the output is written in its place at once.
 
 Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
-a plan that does without.
+a plan that does without, as long as operands have fewer elements than 32 bits can count.
 """
 
 from math import prod
@@ -44,7 +44,7 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     stride, transposed, groups = args[3], args[6], args[8]
     if groups == 1 and not channels_last(x, weight):
         ends = (result, x) if transposed else (x, result)
-        _take(log, _output_sizes(*ends, weight, stride))
+        _take(log, _output_sizes(*ends, weight, stride), x, result)
     for copy in copies:
         copy()
     return result
@@ -63,10 +63,10 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     else:
         if result[0] is not None:
             log.born(result[0])
-            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD))
+            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD), *ends)
         if result[1] is not None:
             log.born(result[1])
-            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last))
+            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last), *ends)
         log.born(result[2])
     if result[2] is not None and last:
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
@@ -75,9 +75,9 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _take(log: "Recorder", sizes: tuple[int, ...]) -> None:
+def _take(log: "Recorder", sizes: tuple[int, ...], *operands: Any) -> None:
     if sizes:
-        log.taken(*sizes, kind="scratch")()
+        log.scratched(*sizes, elements=max(one.numel() for one in operands))
 
 
 def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:

@@ -130,7 +130,7 @@ class Recorder(TorchDispatchMode):
         else:
             self.events.append(-number - 1)
 
-    def _new(self, sizes: Iterable[int], kind: Kind = "tensor") -> int:
+    def _new(self, sizes: Iterable[int], kind: Kind = "tensor", elements: int = 0) -> int:
         fixed, item, square = 0, 0.0, 0.0
         for size in sizes:
             if self._constant or size % TRACED_BATCH or size in self._fixed_sizes:
@@ -140,15 +140,27 @@ class Recorder(TorchDispatchMode):
             else:
                 square += size / TRACED_BATCH**2
         self.storages.append(
-            Storage(fixed_bytes=fixed, item_bytes=item, square_bytes=square, kind=kind, operator=self._operator)
+            Storage(
+                fixed_bytes=fixed,
+                item_bytes=item,
+                square_bytes=square,
+                kind=kind,
+                operator=self._operator,
+                elements_an_item=elements / TRACED_BATCH,
+            )
         )
         self.events.append(len(self.storages) - 1)
         return len(self.storages) - 1
 
-    def taken(self, *sizes: int, kind: Kind = "tensor") -> Callable[[], None]:
+    def taken(self, *sizes: int) -> Callable[[], None]:
         """Memory that a kernel takes for itself, one piece of these sizes together; call the result to give it back."""
-        number = self._new(sizes, kind)
+        number = self._new(sizes)
         return lambda: self.events.append(-number - 1)
+
+    def scratched(self, *sizes: int, elements: int) -> None:
+        """What a convolution takes and gives back, if it can be had; `elements` are those of its largest operand."""
+        number = self._new(sizes, "scratch", elements)
+        self.events.append(-number - 1)
 
     def summed(self, sums: int, rows: int) -> None:
         """What a sum over rows takes for its parts, and gives back."""

@@ -1,15 +1,14 @@
 """Memory at any batch size: a log of one step, replayed through the model of the allocator."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from stoker.measure.allocation_log import AllocationLog
 from stoker.predict.allocator import Allocator, Block, OutOfMemory
 from stoker.records import Record
 
 _STEPS = 3
-_APART, _APART_BELOW, _APART_ABOVE = 0.0025, 48, 20
-"""How far apart, and how many below and above an edge, sizes are looked at for a band."""
-_NEIGHBOURS = 4
+_APART, _NEIGHBOURS, _RAGGED = 0.0025, 4, 0.1
+"""How far apart neighbours are, how many there are on either side, and how far from an edge it may be ragged."""
 
 
 class Replay(Record, frozen=True):
@@ -34,8 +33,8 @@ def replay(
 ) -> Replay:
     """A fresh process that makes the model and runs a few steps at this batch size, after one of `primed` items.
 
-    With `scratch`, convolutions take their workspace where there is room for it; without, never. A log with validation
-    has one pass of it after the steps, and another step after that.
+    With `scratch`, convolutions take their workspace where there is room for it; without, only where they must. A log
+    with validation has one pass of it after the steps, and another step after that.
     """
     allocator = Allocator(capacity_bytes)
     workspace = log.workspace_bytes if workspace_bytes is None else workspace_bytes
@@ -67,7 +66,7 @@ class _Player:
     def __init__(self, log: AllocationLog, allocator: Allocator, scratch: bool, workspace_bytes: int) -> None:
         self._log, self._allocator, self._workspace_bytes = log, allocator, workspace_bytes
         self._sizes: list[int] = []
-        self._optional = {number for number, storage in enumerate(log.storages) if storage.kind == "scratch"}
+        self._needed: set[int] = set()
         self._scratch = scratch
         self._live: dict[int, Block] = {}
 
@@ -77,6 +76,9 @@ class _Player:
             self._workspace_bytes if storage.kind == "workspace" else storage.at(batch_size)
             for storage in self._log.storages
         ]
+        self._needed = {
+            number for number, storage in enumerate(self._log.storages) if not storage.is_optional(batch_size)
+        }
 
     def play(self, events: Iterable[int]) -> None:
         for event in events:
@@ -84,7 +86,7 @@ class _Player:
                 block = self._live.pop(-event - 1, None)
                 if block is not None:
                     self._allocator.release(block)
-            elif event not in self._optional:
+            elif event in self._needed:
                 self._live[event] = self._allocator.allocate(self._sizes[event])
             elif self._scratch:
                 self._try(event)
@@ -111,32 +113,24 @@ def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
     return low
 
 
-class Band(Record, frozen=True):
-    """Where fitting ends. Fragmentation makes it no clean edge: larger sizes than the first that failed may run.
+def sturdy(fits: Callable[[int], bool]) -> int:
+    """The largest batch that fits and most of whose neighbours do.
 
-    `likely` is the largest size that fits and most of whose neighbours do.
+    Fragmentation makes the edge ragged: beyond the first size that fails some fit, and one that does by luck is no
+    answer.
     """
+    known: dict[int, bool] = {}
 
-    first_failed: int
-    last_ran: int
-    likely: int
+    def seen(size: int) -> bool:
+        if size not in known:
+            known[size] = fits(size)
+        return known[size]
 
-
-def band(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> Band:
-    """Where fitting ends, as far as sizes a quarter of a per cent apart can tell."""
-    edge = largest(fits, ceiling=ceiling)
-    steps = range(-_APART_BELOW, _APART_ABOVE + 1)
-    near = sorted({max(1, round(edge * (1 + step * _APART))) for step in steps} | {edge + 1})
-    found = [fits(size) for size in near]
-    ran = [size for size, ok in zip(near, found, strict=True) if ok]
-    most = [size for place, size in enumerate(near) if found[place] and _mostly(found, place)]
-    return Band(
-        first_failed=min((size for size, ok in zip(near, found, strict=True) if not ok), default=near[-1] + 1),
-        last_ran=max(ran, default=0),
-        likely=max(most, default=edge),
-    )
-
-
-def _mostly(found: Sequence[bool], place: int) -> bool:
-    around = found[max(0, place - _NEIGHBOURS) : place + _NEIGHBOURS + 1]
-    return 2 * sum(around) >= len(around)
+    edge = largest(seen)
+    size = round(edge * (1 + _RAGGED))
+    while size > edge * (1 - _RAGGED):
+        around = {size + int(size * step * _APART) for step in range(-_NEIGHBOURS, _NEIGHBOURS + 1)}
+        if seen(size) and 2 * sum(map(seen, around)) >= len(around):
+            return size
+        size = edge if size > edge > size * (1 - _APART) else min(size - 1, round(size * (1 - _APART)))
+    return edge

@@ -6,7 +6,7 @@ from typing import Any
 from stoker.errors import InputError, StokerError
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.outcomes import own_place
-from stoker.predict.memory import largest, replay
+from stoker.predict.memory import largest, replay, sturdy
 from stoker.records import Mode, Record
 from stoker.tune.limit import Question
 from stoker.units import format_bytes
@@ -54,7 +54,7 @@ def record(
 
 def estimate(log: AllocationLog, budget_bytes: int) -> Estimate:
     likely, without = (
-        largest(lambda batch, scratch=scratch: replay(log, batch, budget_bytes, scratch=scratch).fits)  # type: ignore[misc]
+        sturdy(lambda batch, scratch=scratch: replay(log, batch, budget_bytes, scratch=scratch).fits)  # type: ignore[misc]
         for scratch in (True, False)
     )
     if likely == 0:
