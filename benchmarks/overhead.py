@@ -12,6 +12,7 @@ import gc
 import random
 import resource
 import statistics
+from collections.abc import Callable
 from time import perf_counter, process_time
 from typing import Any
 
@@ -36,6 +37,7 @@ CPU_CASES: list[Case] = [
     {"name": "resnet18", "data": "jpeg", "workers": 0, "batch": 16, "batches": 2, "device": "cpu"},
 ]
 GPU_CASES: list[Case] = [
+    {"name": "resnet18", "data": "tensors", "workers": 2, "batch": 4, "batches": 4, "device": "cuda", "rounds": 80},
     {"name": "resnet18", "data": "jpeg", "workers": 2, "batch": 32, "batches": 4, "device": "cuda"},
     {"name": "resnet18", "data": "tensors", "workers": 2, "batch": 64, "batches": 10, "device": "cuda"},
     {"name": "vit_b_16", "data": "tensors", "workers": 2, "batch": 128, "batches": 3, "device": "cuda"},
@@ -76,23 +78,29 @@ def measure(case: Case, rounds: int, emit: isolate.Emit) -> list[dict[str, float
         clock.settle()
         return perf_counter() - began
 
-    def traced() -> float:
+    def traced(*, gauges: bool = True) -> float:
         spy.install()
         loop = Loop(feed(traced=True), step, clock, emit, of=None)
-        emit("gauges", True)
+        if gauges:
+            emit("gauges", True)
         cpu_began[0] = cpu_s()
         began = perf_counter()
         loop.epoch()
         clock.settle()
         seconds = perf_counter() - began
-        emit("gauges", False)
+        if gauges:
+            emit("gauges", False)
         return seconds
 
     bare(), traced()
+    gc.collect()
+    gc.freeze()
     rows = []
-    for number in range(rounds):
+    for number in range(case.get("rounds", rounds)):
         row: dict[str, float] = {}
-        turns = [("bare", bare), ("traced", traced), ("again", bare)]
+        turns: list[tuple[str, Callable[[], float]]] = [("bare", bare), ("traced", traced), ("again", bare)]
+        if "rounds" in case:
+            turns.append(("ungauged", lambda: traced(gauges=False)))
         random.Random(number).shuffle(turns)
         for name, run in turns:
             row[name] = run()
@@ -137,6 +145,7 @@ def ratios(pairs: list[dict[str, float]]) -> dict[str, dict[str, Any]]:
             2 * (row["traced_cpu"] + row["gauges_cpu"]) / (row["bare_cpu"] + row["again_cpu"]) for row in pairs
         ],
         "noise": [row["again"] / row["bare"] for row in pairs],
+        "added_s": [row["traced"] - (row["bare"] + row["again"]) / 2 for row in pairs],
     }
     names = ("low", "median", "high")
     return {
@@ -161,10 +170,12 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--first", type=int, default=0, help="the row to begin with")
+    parser.add_argument("--last", type=int, default=100, help="and the one to end before")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     say("median [confidence of 95%]           traced/bare, wall        traced/bare, CPU         bare/bare, wall    s")
-    for case in GPU_CASES if options.gpu else CPU_CASES:
+    for case in (GPU_CASES if options.gpu else CPU_CASES)[options.first : options.last]:
         beside = Beside()
         ended = isolate.run(
             measure, (case, options.rounds), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
@@ -176,6 +187,7 @@ def main() -> None:
         label = f"{case['name']} {case['data']} w={case['workers']} b={case['batch']} {case['device']}"
         wall, cpu, noise = (written(rows[-1][name]) for name in ("ratio", "cpu_ratio", "noise"))
         say(f"{label:36s} {wall}  {cpu}  {noise}  {quartiles([row['bare'] for row in pairs])[1]:.2f}")
+        say(f"{'':36s} added {written(rows[-1]['added_s'])} s")
         write(options.output, "overhead", rows)
 
 

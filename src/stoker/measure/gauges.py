@@ -1,6 +1,7 @@
 """Readings taken beside a run, from the caller's process, a few times a second: GPU, memory, CPU, /dev/shm."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from stoker.records import Gauge
 
 _PERIOD_S = 0.25
 _FAMILY_EVERY = 4
-"""Processes seldom change once the workers are there."""
+"""Processes seldom change once the workers are there. Those that a main thread started are cheaply found."""
 _PSS_FIRST, _PSS_EVERY = 12, 80
 """The proportional set size walks every page table, milliseconds for each process: worth having, not often."""
+_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 class Gauges:
@@ -72,8 +74,8 @@ class Gauges:
             self._samples.setdefault(name, []).append((now, value))
 
     def _values(self, tree: "_Tree", number: int) -> Iterator[tuple[str, float]]:
-        if number < _FAMILY_EVERY or number % _FAMILY_EVERY == 0:
-            tree.refresh()
+        if number <= _FAMILY_EVERY or number % _FAMILY_EVERY == 0:
+            tree.refresh(thoroughly=number >= _FAMILY_EVERY)
         yield from tree.read(with_pss=number % _PSS_EVERY == _PSS_FIRST)
         shm = host.shm_used_bytes()
         if shm is not None:
@@ -91,27 +93,23 @@ class _Tree:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._processes: list[psutil.Process] = []
+        self._pids: list[int] = []
         self._before: tuple[float, dict[int, float]] | None = None
 
-    def refresh(self) -> None:
+    def refresh(self, *, thoroughly: bool) -> None:
         """See which processes there are now."""
-        known = {process.pid: process for process in self._processes}
-        try:
-            self._processes = [known.get(pid) or psutil.Process(pid) for pid in _family(self._pid)]
-        except psutil.Error:
-            self._processes = [process for process in known.values() if process.is_running()]
+        with contextlib.suppress(psutil.Error, OSError):
+            self._pids = _family(self._pid, "*" if thoroughly else None)
 
     def read(self, *, with_pss: bool) -> Iterator[tuple[str, float]]:
         rss = pss = 0.0
         cpu_s: dict[int, float] = {}
-        for process in self._processes:
-            with contextlib.suppress(psutil.Error):
-                rss += process.memory_info().rss
-                times = process.cpu_times()
-                cpu_s[process.pid] = times.user + times.system
+        for pid in self._pids:
+            with contextlib.suppress(psutil.Error, OSError):
+                cpu_s[pid], resident = _cpu_and_rss(pid)
+                rss += resident
                 if with_pss:
-                    pss += getattr(process.memory_full_info(), "pss", 0)
+                    pss += getattr(psutil.Process(pid).memory_full_info(), "pss", 0)
         yield "processes", len(cpu_s)
         yield "rss_bytes", rss
         if with_pss and pss:
@@ -128,18 +126,31 @@ class _Tree:
         self._before = (now, cpu_s)
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all below it. Linux lists children; to search all of /proc for them costs ten times as much."""
-    try:
-        pids = [pid]
-        for each in pids:
-            for children in Path(f"/proc/{each}/task").glob("*/children"):
-                pids += map(int, children.read_text().split())
-        if len(pids) > 1:
-            return pids
-    except OSError:  # one of them has just ended
-        pass
+def _family(pid: int, threads: str | None) -> list[int]:
+    """A process and all below it: what its main thread started, or any of the threads that `threads` matches.
+
+    Linux lists the children of a thread; to search all of /proc for them costs ten times as much.
+    """
+    pids = [pid]
+    for each in pids:
+        with contextlib.suppress(OSError):  # it has just ended
+            tasks = Path(f"/proc/{each}/task")
+            for task in tasks.glob(threads) if threads else (tasks / str(each),):
+                pids += map(int, (task / "children").read_text().split())
+    if len(pids) > 1 or threads is None:
+        return pids
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+
+
+def _cpu_and_rss(pid: int) -> tuple[float, float]:
+    """CPU seconds so far and resident bytes: on Linux both are in one file."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+    return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
 
 
 def _gpu_reader(uuid: str) -> Callable[[], Iterator[tuple[str, float]]]:
