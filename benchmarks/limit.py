@@ -20,7 +20,7 @@ from common import arguments, say, write
 
 Row = dict[str, Any]
 GIB = 2**30
-CARD_GIB, AT_ONCE = 126, 9
+CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 6
 _ROW_S = 40
 _FINE = 400
 """The edge is found to one part in so many: a quarter of a per cent."""
@@ -47,7 +47,7 @@ MODELS = [
     "timm/regnety_016",
     "timm/deit_small_patch16_224",
 ]
-ALONE = MODELS[:8]
+ALONE = MODELS[:2]
 MORE = ["resnet18", "resnet50", "alexnet", "densenet201", "vit_b_16", "hf/bert-base-uncased"]
 
 
@@ -96,7 +96,7 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     auto = found["auto"]["max_batch"]
     if not peers:
         failed = [probe["batch_size"] for probe in found["auto"]["probes"] if not probe["ran"]]
-        found["truth"] = truth(row, auto, failed, (0.01, 0.02, 0.04) if full else (0.02,))
+        found["truth"] = truth(row, auto, failed, (-0.08, -0.04, -0.02, 0.01, 0.02, 0.04) if full else (0.02,))
     for method in ("two-point", "doubling") if full else ():
         try:
             found[method] = brief(stoker.limit(source, method=method, **asked(row)))
@@ -152,13 +152,13 @@ def in_child(function: Any, *arguments: Any) -> Any:
     return {"problem": (ended.failure.sentence if ended.failure else ended.output)[-300:] or ended.how}
 
 
-def truth(row: Row, auto: int, failed: list[int], above: tuple[float, ...]) -> Row:
+def truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...]) -> Row:
     """The band: the answer run three times more, then sizes around it, each in a fresh process."""
-    found: Row = in_child(_truth, row, auto, failed, above)
+    found: Row = in_child(_truth, row, auto, failed, beside)
     return found
 
 
-def _truth(row: Row, auto: int, failed: list[int], above: tuple[float, ...], emit: Any) -> Row:
+def _truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...], emit: Any) -> Row:
     from stoker.measure.allocations import OPTIMIZERS
     from stoker.measure.attempts import Cradle, Job
     from stoker.measure.trial import Named, opened
@@ -182,8 +182,8 @@ def _truth(row: Row, auto: int, failed: list[int], above: tuple[float, ...], emi
     while high - low > max(1, low // _FINE):
         middle = (low + high) // 2
         low, high = (middle, high) if runs(middle) else (low, middle)
-    for share in above:
-        runs(high + max(1, int(share * high)))
+    for share in beside:
+        runs(high + max(1, int(share * high)) if share > 0 else low + int(share * low))
     ran = [size for size, fits in tries.items() if fits]
     broken = [size for size, fits in tries.items() if not fits]
     return {
@@ -293,14 +293,14 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
 
 def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool) -> None:
     """As many rows at once as the card holds; new ones are begun until the time is up."""
-    waiting, free = list(rows), CARD_GIB
+    waiting, free, at_once = list(rows), CARD_GIB, PEERS_AT_ONCE if peers else AT_ONCE
     running: dict[Future[Row], int] = {}
-    pool = ProcessPoolExecutor(AT_ONCE, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"))
     try:
         while waiting or running:
             for row in list(waiting):
                 need = row["gib"] + 2
-                if need <= free and len(running) < AT_ONCE and time.monotonic() < deadline - _ROW_S:
+                if need <= free and len(running) < at_once and time.monotonic() < deadline - _ROW_S:
                     waiting.remove(row)
                     full = row["gib"] == 16 and row["optimizer"] == "momentum" and row["precision"] == "fp32"
                     left = deadline - time.monotonic() - _ROW_S
@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
     parser.add_argument("--peers", action="store_true", help="the other rows with peers, side by side")
+    parser.add_argument("--only", default="", help="rows with this in their key")
     parser.add_argument("--try-out", action="store_true", help="two small questions on the host, to see that it works")
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
@@ -365,7 +366,7 @@ def main() -> None:
     if options.try_out:
         small = question("mobilenet_v2", mode="infer")
         asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
-    asked_for = [row for row in asked_for if key(row) not in have]
+    asked_for = [row for row in asked_for if key(row) not in have and options.only in key(row)]
     if options.alone:
         for row in asked_for:
             left = deadline - time.monotonic()

@@ -54,8 +54,8 @@ class Storage(Record, frozen=True):
     """One piece of memory: so many bytes, so many more for each item of the batch, and for each pair of items.
 
     `scratch` is a convolution's workspace, which it takes where there is room and does without where there is not,
-    unless one of its operands (so many elements an item) has more elements than 32 bits can count: the plans that do
-    without cannot find their way in it. `workspace` is cuBLAS', taken at the first matrix product and kept.
+    unless its input (so many elements an item) has more elements than 32 bits can count: the plans that do without
+    cannot find their way in it. `workspace` is cuBLAS', taken at the first matrix product and kept.
     """
 
     fixed_bytes: int

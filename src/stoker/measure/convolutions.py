@@ -7,10 +7,11 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
   gradient of its weights is then made for each item apart, and summed.
 - Images of three or four channels have kernels of their own: up to 4 by 4 takes nothing, 7 by 7 reads the channels as
   they are.
-- From few channels to many, and in volumes from few channels to any, the output is written in its place at once.
+- From few channels to many, and in volumes from few channels to any, the output is written in its place at once; so
+  it is in full precision by points in larger steps, and from few channels of an image that takes nothing.
 
 Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
-a plan that does without, as long as operands have fewer elements than 32 bits can count.
+a plan that does without, as long as the input has fewer elements than 32 bits can count.
 """
 
 from math import prod
@@ -33,6 +34,7 @@ _MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
 """From so many on, a product whose rows do not begin where they should is worth a copy."""
 _IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 4, 7
 _FEW_CHANNELS, _MANY_CHANNELS, _WRITTEN_SIDE = 64, 128, 3
+_FEW_IN_STEPS = 128
 _VOLUME_DIMENSIONS = 5
 
 
@@ -44,7 +46,7 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     stride, transposed, groups = args[3], args[6], args[8]
     if groups == 1 and not channels_last(x, weight):
         ends = (result, x) if transposed else (x, result)
-        _take(log, _output_sizes(*ends, weight, stride), x, result)
+        _take(log, _output_sizes(*ends, weight, stride), x)
     for copy in copies:
         copy()
     return result
@@ -63,10 +65,10 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     else:
         if result[0] is not None:
             log.born(result[0])
-            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD), *ends)
+            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD), x)
         if result[1] is not None:
             log.born(result[1])
-            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last), *ends)
+            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last), x)
         log.born(result[2])
     if result[2] is not None and last:
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
@@ -75,9 +77,9 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _take(log: "Recorder", sizes: tuple[int, ...], *operands: Any) -> None:
+def _take(log: "Recorder", sizes: tuple[int, ...], x: Any) -> None:
     if sizes:
-        log.scratched(*sizes, elements=max(one.numel() for one in operands))
+        log.scratched(*sizes, elements=x.numel())
 
 
 def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
@@ -112,6 +114,9 @@ def _copies(x: Any, y: Any, weight: Any, stride: Any, many: int) -> tuple[int, .
 
 def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
     sizes = _copies(x, y, weight, stride, _MANY_WEIGHTS)
+    in_volume = x.dim() == _VOLUME_DIMENSIONS
+    if sizes and _is_points(weight) and x.element_size() == _SUM_BYTES and max(stride) > 1:
+        return (sizes[0], _bytes(weight)) if in_volume or x.shape[1] > _FEW_IN_STEPS else ()
     if not sizes or _is_points(weight):
         return sizes
     side = max(weight.shape[2:])
@@ -119,7 +124,6 @@ def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
         return ()
     if x.shape[1] <= _IMAGE_CHANNELS and side == _IMAGE_WIDE_SIDE and x.element_size() == _SUM_BYTES:
         return tuple(one.numel() * one.element_size() for one in (x, y, weight))
-    in_volume = x.dim() == _VOLUME_DIMENSIONS
     if x.shape[1] <= _FEW_CHANNELS and (in_volume or y.shape[1] >= _MANY_CHANNELS) and side == _WRITTEN_SIDE:
         return sizes[0], sizes[2]
     return sizes

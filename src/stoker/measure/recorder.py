@@ -158,7 +158,7 @@ class Recorder(TorchDispatchMode):
         return lambda: self.events.append(-number - 1)
 
     def scratched(self, *sizes: int, elements: int) -> None:
-        """What a convolution takes and gives back, if it can be had; `elements` are those of its largest operand."""
+        """What a convolution takes and gives back, if it can be had; `elements` are those of its input."""
         number = self._new(sizes, "scratch", elements)
         self.events.append(-number - 1)
 

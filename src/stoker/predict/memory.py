@@ -67,6 +67,7 @@ class _Player:
         self._log, self._allocator, self._workspace_bytes = log, allocator, workspace_bytes
         self._sizes: list[int] = []
         self._needed: set[int] = set()
+        self._without: set[tuple[str, int, int]] = set()
         self._scratch = scratch
         self._live: dict[int, Block] = {}
 
@@ -92,11 +93,16 @@ class _Player:
                 self._try(event)
 
     def _try(self, event: int) -> None:
-        """A convolution falls back to a plan without a workspace where there is no room for one."""
+        """Where there is no room, a convolution falls back to a plan without a workspace, and so do all later ones of
+        its shape: torch keeps the plan that ran."""
+        storage = self._log.storages[event]
+        shape = (storage.operator, storage.fixed_bytes, self._sizes[event])
+        if shape in self._without:
+            return
         try:
             self._live[event] = self._allocator.allocate(self._sizes[event])
         except OutOfMemory:
-            return
+            self._without.add(shape)
 
 
 def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
