@@ -3,7 +3,8 @@
 python benchmarks/limit_trace.py [--truth FILE]
 
 FILE has rows of model, optimizer, precision, mode, gib, first_failed and last_ran, every try in a fresh process;
-without one, what `benchmarks/limit.py` found on the H200.
+without one, what `benchmarks/limit.py` found on the H200. Beside it, the powers of two that a lab published for
+inference on a card of 24 GiB, against the one below what is told for that card.
 """
 
 import json
@@ -16,6 +17,20 @@ from common import RESULTS, arguments, say, write
 
 import stoker
 
+PUBLISHED = {
+    "resnet18": 2048,
+    "resnet34": 1024,
+    "resnet50": 1024,
+    "resnet101": 1024,
+    "resnet152": 1024,
+    "mobilenet_v2": 1024,
+    "efficientnet_v2_s": 1024,
+    "efficientnet_v2_l": 2048,
+    "vit_b_16": 2048,
+    "vit_b_32": 2048,
+    "vit_l_16": 2048,
+    "vit_l_32": 4096,
+}
 _NAMES = ("model", "mode", "precision", "optimizer", "gib", "first_failed", "last_ran")
 
 
@@ -59,9 +74,20 @@ def sum_up(rows: Sequence[dict[str, Any]]) -> None:
     )
 
 
+def published() -> list[dict[str, Any]]:
+    rows = []
+    for model, theirs in PUBLISHED.items():
+        source = stoker.Named(spec=model, data="device")
+        found = stoker.limit(source, gpu_memory="24GiB", method="trace", mode="infer", gpu="a5000")
+        row = {"model": model, "published": theirs, "max_batch": found.max_batch, "interval": found.interval}
+        rows.append({**row, "power_of_two": 2 ** (found.max_batch.bit_length() - 1)})
+        say(f"{model:24s} published {theirs:5d}, told {found.max_batch:5d}, so {rows[-1]['power_of_two']}")
+    return rows
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--truth", type=Path, default=RESULTS / "h200" / "limit-printed.json")
+    parser.add_argument("--truth", type=Path, default=RESULTS / "h200" / "limit.json")
     parser.add_argument("--gpu", default="h200", help="the GPU that the maxima were measured on")
     options = parser.parse_args()
     document = json.loads(options.truth.read_text(encoding="utf-8"))
@@ -73,6 +99,7 @@ def main() -> None:
         show(row)
     sum_up(rows)
     write(options.output, "limit-trace", rows)
+    write(options.output, "limit-published", published())
 
 
 if __name__ == "__main__":

@@ -99,17 +99,51 @@ def agreement() -> str:
 
 
 def limit_trace() -> str:
-    head = ["model", "last that ran / first that failed", "told without a GPU", "error", "interval", "seconds"]
+    """What is told without a GPU and what `auto` found on one, against sizes that ran."""
+    head = ["question", "last that ran / first that failed", "told without a GPU", "error", "interval", "seconds"]
+    head += ["auto, which ran", "under the edge", "run again"]
+    found = {row["key"]: row for row in rows("h200", "limit")}
+    lines = []
+    for row in rows("two-cores", "limit-trace"):
+        on_gpu = found[_key(row)]
+        auto, truth = on_gpu["auto"]["max_batch"], on_gpu["truth"]
+        again = truth["again"]
+        lines.append(
+            [
+                _question(row),
+                f"{row['last_ran']} / {row['first_failed']}",
+                str(row["max_batch"]),
+                f"{row['error']:+.1%}",
+                f"{row['interval'][0]} – {row['interval'][1]}",
+                f"{row['seconds']:.1f}",
+                str(auto),
+                f"{max(0.0, 1 - auto / truth['edge']):.1%}",
+                f"{again.count('done')} of {len(again)}",
+            ]
+        )
+    return table(head, lines)
+
+
+def _key(row: dict[str, Any]) -> str:
+    return f"{row['model']} {row['mode']} {row['precision']} {row['optimizer']} {row['gib']}"
+
+
+def _question(row: dict[str, Any]) -> str:
+    """The model, and what differs from training in fp32 with momentum at 16 GiB."""
+    parts = [
+        "inference" if row["mode"] == "infer" else "",
+        row["precision"] if row["precision"] != "fp32" else "",
+        row["optimizer"] if row["optimizer"] not in (None, "momentum") else "",
+        f"{row['gib']} GiB" if row["gib"] != 16 else "",
+    ]
+    return ", ".join([row["model"], *(part for part in parts if part)])
+
+
+def limit_published() -> str:
+    head = ["model", "published", "told", "power of two below it"]
     lines = [
-        [
-            row["model"],
-            f"{row['last_ran']} / {row['first_failed']}",
-            str(row["max_batch"]),
-            f"{row['error']:+.1%}",
-            f"{row['interval'][0]} – {row['interval'][1]}",
-            f"{row['seconds']:.1f}",
-        ]
-        for row in rows("two-cores", "limit-trace")
+        [row["model"], str(row["published"]), str(row["max_batch"]), str(row["power_of_two"])]
+        for row in rows("two-cores", "limit-published")
     ]
     return table(head, lines)
 
@@ -118,15 +152,19 @@ PLANNERS = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers
 
 
 def limits() -> str:
-    """Every method against sizes that ran."""
-    head = ["model", "last that ran / first that failed", "auto, which ran", "trace", "two-point", "doubling"]
+    """The thesis' methods, which were run on the same card, against sizes that ran."""
+    head = ["model", "last that ran / first that failed", "auto", "two-point", "doubling"]
     lines = []
-    for row in rows("h200", "limit-printed"):
+    for row in rows("h200", "limit"):
+        if "two-point" not in row:
+            continue
         last, first = row["truth"]["last_ran"], row["truth"]["first_failed"]
         low, high = sorted((first - 1, last))
-        told = {"auto": row["auto"]["max_batch"], "trace": row["auto"]["predicted_batch"]}
-        told |= {name: row[name]["max_batch"] for name in ("two-point", "doubling") if name in row}
-        cells = [f"{size} ({size / min(max(size, low), high) - 1:+.1%})" for size in told.values()]
+        cells = []
+        for found in (row["auto"], row["two-point"], row["doubling"]):
+            size = found.get("max_batch")
+            error = f"{size} ({size / min(max(size, low), high) - 1:+.1%}), " if size else ""
+            cells.append(f"{error}{found['seconds']:.0f} s" if size else "50 items do not fit")
         lines.append([row["model"], f"{last} / {first}", *cells])
     return table(head, lines)
 
@@ -239,6 +277,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "limit-trace": limit_trace,
+    "limit-published": limit_published,
     "limits": limits,
     "limits-alone": limits_alone,
     "output-profile": output("profile"),
