@@ -44,6 +44,7 @@ def costs(
         receive_s=other,
         blocked_s=other,
         pin_s=other,
+        pin_anew_s=Table(),
         free_s=other,
         fork_s=overhead_s,
         init_s=overhead_s,
@@ -125,6 +126,17 @@ def test_a_short_last_batch_counts_unless_dropped() -> None:
 def test_pinning_costs_a_thread_of_its_own() -> None:
     found = replace(costs(item_s=0.001), pin_s=Table((1.0,), (0.05,), True))
     assert total(found, 8, 2, pin_memory=True) > total(found, 8, 2)
+
+
+def test_pinned_memory_is_made_as_often_as_batches_wait_and_then_used_again() -> None:
+    found = replace(costs(item_s=0.001, step=sleeping(0.1)), pin_anew_s=Table((1.0,), (0.01,), True))
+    without = replace(found, pin_anew_s=Table())
+    added = total(found, 8, 2, items=800, pin_memory=True) - total(without, 8, 2, items=800, pin_memory=True)
+    assert 0.005 < added < 0.1, "a few blocks, most of them made while the device is busy; not one for each batch"
+    alone = total(found, 8, 0, items=800, pin_memory=True) - total(without, 8, 0, items=800, pin_memory=True)
+    assert alone == pytest.approx(0.02)
+    once, twice = (total(found, 8, 0, items=80, epochs=epochs, pin_memory=True) for epochs in (1, 2))
+    assert twice < 2 * once, "the second epoch finds it pinned"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

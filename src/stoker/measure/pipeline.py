@@ -57,6 +57,8 @@ class Opened:
         unused = _unused(setting, pinned)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
+        if pinned:
+            _forget_pinned()
         with _quiet_loader():
             spy.install()
             step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
@@ -252,6 +254,14 @@ def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
     if setting.pin_memory is None:
         return isinstance(device, torch.device) and device.type == "cuda"
     return setting.pin_memory and torch.cuda.is_available()
+
+
+def _forget_pinned() -> None:
+    """Give back the pinned memory that torch keeps for later: a run starts as in a process of its own."""
+    forget = getattr(torch._C, "_host_emptyCache", None)
+    if forget is not None:
+        torch.cuda.synchronize()
+        forget()
 
 
 def _unused(setting: Setting, pinned: bool) -> list[str]:

@@ -67,7 +67,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1."""
+    """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
+
+    Pinned memory is kept and used again: `pin_anew_s` is what a batch costs more that finds none of its size free.
+    """
 
     cores: float
     spread: NDArray[np.float64]
@@ -84,6 +87,7 @@ class Costs:
     receive_s: Table
     blocked_s: Table
     pin_s: Table
+    pin_anew_s: Table
     free_s: Table
     fork_s: float
     init_s: float

@@ -49,6 +49,7 @@ def fit(probes: Probes) -> Costs:
         receive_s=receive,
         blocked_s=blocked,
         pin_s=pin,
+        pin_anew_s=_pin_anew(moved, pin),
         free_s=table(_by_size(many or single, _free), median),
         fork_s=median(run.start_s / run.num_workers for run in many) if many else 0.0,
         init_s=max(0.0, median(init)) if init else 0.0,
@@ -189,6 +190,7 @@ def _transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table,
     """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned.
 
     To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
+    With pinned memory a thread does that, and all of a landing is its work, one batch after another.
     """
     landed = table(_by_size(moved, _landings), _trimmed, flat=True)
     first = {
@@ -197,9 +199,17 @@ def _transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table,
     free = table(_by_size(many, lambda run: _ready(run, landed, busy=False)), _trimmed, flat=True)
     busy = table(_by_size(many, lambda run: _ready(run, landed, busy=True)), _trimmed, flat=True)
     pinned = table(_by_size(many, lambda run: _each(run, run.pin_s) if run.pin_s else []), median)
+    if any(pinned.seconds):
+        return Table(flat=True), table(first, median, flat=True), _apart(landed, pinned), Table(flat=True), pinned
     blocked = _apart(busy, free) if any(busy.seconds) else Table(flat=True)
     flight = _apart(landed, free, blocked, pinned)
     return flight, table(first, median, flat=True), free, blocked, pinned
+
+
+def _pin_anew(runs: Sequence[Run], pin: Table) -> Table:
+    """What the first batch of a run costs more to pin: nothing of its size has been pinned before."""
+    alone = [run for run in runs if run.pin_s and run.num_workers == 1]
+    return table(_by_size(alone, lambda run: [run.pin_s[0] - pin.at(run.batch_size)]), min)
 
 
 def _trimmed(values: Iterable[float]) -> float:

@@ -7,14 +7,16 @@ Whatever computes shares the cores equally; what sleeps or reads does not.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from stoker.predict.cores import Cores, Then
-from stoker.predict.costs import Costs
+from stoker.predict.costs import Costs, Table
 from stoker.records import Setting
 
+_PINNED_AT_ONCE = 2
+"""With no workers one batch is being copied to the device while the next is pinned."""
 _MOST_BATCHES = 240
 """Longer runs are simulated over this many batches (and what the prefetch needs), then continued at the steady rate."""
 
@@ -55,7 +57,8 @@ def simulate(costs: Costs, setting: Setting, load: Load, *, seed: int = 0, cores
     first = _epoch(costs, setting, load, sizes, kept, rng, cores, fresh=True)
     if load.epochs == 1:
         return first
-    later = _epoch(costs, setting, load, sizes, kept, rng, cores, fresh=not _persist(setting))
+    used = replace(costs, pin_anew_s=Table())  # what the first epoch pinned is there to be used again
+    later = _epoch(used, setting, load, sizes, kept, rng, cores, fresh=not _persist(setting))
     return Seen(
         total_s=first.total_s + (load.epochs - 1) * later.total_s,
         first_batch_s=first.first_batch_s,
@@ -113,7 +116,7 @@ def _loop(
 ) -> Seen:
     draws = _draws(costs, sizes, rng)
     if setting.num_workers == 0:
-        return _alone(costs, sizes, draws)
+        return _alone(costs, sizes, draws, pinned=bool(setting.pin_memory))
     return _Loader(costs, setting, load, sizes, draws, costs.cores if cores is None else cores, fresh=fresh).run()
 
 
@@ -127,7 +130,7 @@ def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[flo
     return [float(value) for value in sums / np.asarray(sizes)]
 
 
-def _alone(costs: Costs, sizes: list[int], draws: list[float]) -> Seen:
+def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) -> Seen:
     """No workers: load, step, free, one after another."""
     seen = Seen()
     now = device_free = 0.0
@@ -135,6 +138,8 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float]) -> Seen:
     step = costs.step
     for size, draw in zip(sizes, draws, strict=True):
         loading = costs.inline_item_s.at(size) * size * draw
+        if pinned and len(seen.moments_s) < _PINNED_AT_ONCE:
+            loading += costs.pin_anew_s.at(size)
         now += loading
         if not seen.moments_s:
             seen.first_batch_s = now
@@ -182,6 +187,7 @@ class _Loader:
         self._arrived: deque[int] = deque()
         self._to_pin: deque[int] = deque()
         self._pinning = False
+        self._pinned_free = 0
         self._held: set[int] = set()
         self._waiting = False
         self._asked = 0.0
@@ -274,7 +280,12 @@ class _Loader:
     def _pin(self, batch: int) -> None:
         """The pin thread: it receives and copies, one batch at a time, whatever the loop does."""
         self._pinning = True
-        pinning = self._costs.pin_s.at(self._sizes[batch])
+        size = self._sizes[batch]
+        pinning = self._costs.pin_s.at(size)
+        if self._pinned_free:
+            self._pinned_free -= 1
+        else:
+            pinning += self._costs.pin_anew_s.at(size)
         self._receive(batch, lambda: self._cpu.compute(pinning, lambda: self._pinned(batch)))
 
     def _pinned(self, batch: int) -> None:
@@ -358,6 +369,7 @@ class _Loader:
         self._cpu.compute(self._costs.free_s.at(self._sizes[batch]), self._freed)
 
     def _freed(self) -> None:
+        self._pinned_free += 1
         if self._taken < len(self._sizes):
             self._ask()
             return
