@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import stoker
 from stoker.errors import InputError, MachineError
 from stoker.measure import isolate, masks
-from stoker.measure.allocation_log import AllocationLog, Reduction
+from stoker.measure.allocation_log import AllocationLog, Reduction, Storage
 from stoker.measure.architectures import architecture
 from stoker.predict.memory import largest, replay, sturdy
 
@@ -162,6 +162,31 @@ def test_points_are_a_product_and_larger_kernels_copy_their_operands() -> None:
     assert workspaces(1) == []
     assert workspaces(3) == [2 * image + 64 * 64 * 9 * ITEM]
     assert workspaces(3, "bf16") == [image + 64 * 64 * 9 * ITEM // 2]
+
+
+@pytest.mark.parametrize(("channels", "precision", "copied"), [(256, "fp32", True), (64, "fp32", False)])
+def test_points_in_larger_steps_write_their_output_in_place(channels: int, precision: str, copied: bool) -> None:
+    """As recorded of resnet50: the input and the weights are copied, from few channels nothing."""
+    layer = partial(nn.Conv2d, channels, 2 * channels, 1, stride=2)
+    log = log_of(layer, torch.zeros(channels, 16, 16), "infer", precision)
+    found = [storage.at(64) for storage in log.storages if storage.kind == "scratch"]
+    assert found == ([64 * channels * 256 * ITEM + 2 * channels**2 * ITEM] if copied else [])
+
+
+def test_a_convolution_that_found_no_room_does_not_ask_again() -> None:
+    """Torch keeps the plan that ran. Where the first step's scratch does not fit, memory that later steps leave free
+    is not given back for it."""
+    piece = 2**30
+    storages = (
+        Storage(fixed_bytes=piece),
+        Storage(fixed_bytes=3 * piece, kind="scratch", operator="convolution"),
+        Storage(fixed_bytes=piece),
+    )
+    step = (0, 1, -2, 2, -3, -1)
+    log = AllocationLog(storages=storages, init=(), first=step, steady=step, batch_size=251)
+    found = replay(log, 1, 3 * piece)
+    assert found.fits
+    assert found.retries == 1
 
 
 def test_channels_last_needs_no_copies() -> None:

@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import torch
 import stoker
 from stoker import Extent, Setting
 from stoker.errors import InputError, MachineError
+from stoker.measure import gauges
 from stoker.measure.spans import steady, whole
 from stoker.records import decode, encode
 
@@ -143,6 +147,34 @@ def test_gauges_are_read_beside_the_run() -> None:
     assert trial.gauges["rss_bytes"].average > 50e6
     assert trial.gauges["processes"].maximum >= 2
     assert all(0 <= moment <= trial.total_s for moment in trial.gauges["rss_bytes"].times_s)
+
+
+def test_processes_that_a_thread_started_are_found_by_a_thorough_look() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    over = threading.Event()
+
+    def start() -> None:
+        started.append(subprocess.Popen(["sleep", "30"]))
+        over.wait(30)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    direct = subprocess.Popen(["sleep", "30"])
+    try:
+        while not started:
+            time.sleep(0.01)
+        quick, thorough = set(gauges._family(os.getpid(), None)), set(gauges._family(os.getpid(), "*"))
+        assert {os.getpid(), direct.pid} <= quick
+        assert thorough >= quick | {started[0].pid}
+        cpu_s, rss = gauges._cpu_and_rss(os.getpid())
+        assert cpu_s == pytest.approx(time.process_time(), abs=0.5)
+        assert rss == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    finally:
+        over.set()
+        for process in (direct, *started):
+            process.kill()
+            process.wait()
+        thread.join()
 
 
 # ---------------------------------------------------------------- what breaks

@@ -1,0 +1,37 @@
+"""Batches of a run by their size, and those that were warm."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from stoker.predict.probes import Run
+
+
+def by_size(runs: Sequence[Run], samples: Callable[[Run], list[float]]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        found.setdefault(run.batch_size, []).extend(samples(run))
+    return found
+
+
+def warm(run: Run) -> list[int]:
+    """Full batches that were not a worker's first; in a run of first batches only, all of them."""
+    firsts = max(1, run.num_workers)
+    full = [place for place in range(len(run.items)) if run.items[place] == run.batch_size]
+    return [place for place in full if place >= firsts]
+
+
+def each(run: Run, values: Sequence[float]) -> list[float]:
+    return [values[place] for place in warm(run) or range(len(run.items))]
+
+
+def begins(run: Run) -> list[int]:
+    """Where in the order each batch begins."""
+    return [0, *(int(end) for end in np.cumsum(run.items))]
+
+
+def trimmed(values: Iterable[float]) -> float:
+    """The mean without the largest twentieth: tails are part of the cost, a stolen core is not."""
+    ordered = sorted(values)
+    return fmean(ordered[: max(1, round(0.95 * len(ordered)))])

@@ -1,0 +1,62 @@
+"""What it costs to bring a batch from a worker to the loop."""
+
+from collections.abc import Sequence
+from statistics import median
+
+from stoker.predict.batches import by_size, each, trimmed
+from stoker.predict.costs import Table, table
+from stoker.predict.probes import Run
+
+
+def transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table, Table, Table, Table]:
+    """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned.
+
+    To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
+    With pinned memory a thread does that, and all of a landing is its work, one batch after another.
+    """
+    landed = table(by_size(moved, _landings), trimmed, flat=True)
+    first = {
+        run.batch_size: [run.got_s[0] - run.ended_s[0] - landed.at(run.batch_size)] for run in moved if run.num_workers
+    }
+    free = table(by_size(many, lambda run: _ready(run, landed, busy=False)), trimmed, flat=True)
+    busy = table(by_size(many, lambda run: _ready(run, landed, busy=True)), trimmed, flat=True)
+    pinned = table(by_size(many, lambda run: each(run, run.pin_s) if run.pin_s else []), median)
+    if any(pinned.seconds):
+        return Table(flat=True), table(first, median, flat=True), _apart(landed, pinned), Table(flat=True), pinned
+    blocked = _apart(busy, free) if any(busy.seconds) else Table(flat=True)
+    flight = _apart(landed, free, blocked, pinned)
+    return flight, table(first, median, flat=True), free, blocked, pinned
+
+
+def pin_anew(runs: Sequence[Run], pin: Table) -> Table:
+    """What the first batch of a run costs more to pin: nothing of its size has been pinned before."""
+    alone = [run for run in runs if run.pin_s and run.num_workers == 1]
+    return table(by_size(alone, lambda run: [run.pin_s[0] - pin.at(run.batch_size)]), min)
+
+
+def _apart(whole: Table, *parts: Table) -> Table:
+    """A cost without some parts of it, never below nothing."""
+    rows = zip(whole.sizes, whole.seconds, strict=True)
+    return Table(
+        whole.sizes, tuple(max(0.0, value - sum(part.at(size) for part in parts)) for size, value in rows), True
+    )
+
+
+def _landings(run: Run) -> list[float]:
+    """From a worker's end of a batch to the loop's having it, while the loop stood waiting."""
+    return [
+        got - ended
+        for place, (asked, got, ended) in enumerate(zip(run.asked_s, run.got_s, run.ended_s, strict=True))
+        if place and asked < ended < got
+    ]
+
+
+def _ready(run: Run, landed: Table, *, busy: bool) -> list[float]:
+    """How long the loop took for a batch that was there already, while workers were or were not loading others."""
+    found = []
+    for place in range(1, len(run.items)):
+        asked = run.asked_s[place]
+        loading = any(run.began_s[other] < asked < run.ended_s[other] for other in range(place + 1, len(run.items)))
+        if asked > run.ended_s[place] + 2 * landed.at(run.batch_size) and loading == busy:
+            found.append(run.got_s[place] - asked)
+    return found

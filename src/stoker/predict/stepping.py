@@ -1,0 +1,61 @@
+"""What a step costs, alone and beside busy workers."""
+
+from collections.abc import Sequence
+from statistics import fmean, median
+
+from stoker.predict.batches import by_size, trimmed
+from stoker.predict.costs import Step, Table, table
+from stoker.predict.probes import Probes, Run
+
+
+def step_of(probes: Probes) -> Step:
+    """The consumer's times, alone and beside busy workers."""
+    runs = probes.of("step")
+    kind = probes.subject.device.partition(":")[0]
+    host = table(by_size(runs, lambda run: _later(_host(run))), median)
+    device = table(by_size(runs, lambda run: _later(run.device_s)), median)
+    if kind == "cuda":
+        return Step(host_s=_launch(runs), device_s=device, asynchronous=True, ahead=_ahead(runs))
+    if kind == "cpu":
+        crowded = [fmean(_busy_steps(run)) / max(host.at(run.batch_size), 1e-9) for run in probes.of("crowded")]
+        threads = max(1, round(probes.machine.usable_cores))
+        return Step(host_s=host, threads=threads, crowded=max(1.0, fmean(crowded)) if crowded else 1.0)
+    return Step(host_s=host, late_s=_late(probes.of("slow")))
+
+
+def _late(runs: Sequence[Run]) -> float:
+    """How much later than it should a sleeping step comes back while workers compute."""
+    return trimmed([seconds - min(_host(run)) for run in runs for seconds in _host(run)]) if runs else 0.0
+
+
+def _host(run: Run) -> list[float]:
+    return [done - got for got, done in zip(run.got_s, run.done_s, strict=True)]
+
+
+def _later(values: Sequence[float]) -> list[float]:
+    """Without the first: it makes what the later ones find made."""
+    return list(values[1:]) or list(values)
+
+
+def _launch(runs: Sequence[Run]) -> Table:
+    """What handing a step to a GPU costs the host while the device's queue has room: the least seen."""
+    return table(by_size(runs, lambda run: [min(_later(_host(run)))] if run.got_s else []), min)
+
+
+def _ahead(runs: Sequence[Run]) -> int:
+    """How many steps the host got ahead of the device before it had to wait; where it never had to, any number."""
+    most = 1_000_000
+    for run in runs:
+        host, device = _host(run), run.device_s
+        blocked = [place for place in range(1, len(host)) if host[place] > 0.5 * device[place] > 2 * min(host)]
+        if blocked:
+            most = min(most, max(1, blocked[0]))
+    return most
+
+
+def _busy_steps(run: Run) -> list[float]:
+    """Steps that ran while workers still had batches to load."""
+    hosts = _host(run)
+    last = max(run.ended_s, default=0.0)
+    busy = [seconds for seconds, done in zip(hosts, run.done_s, strict=True) if done <= last]
+    return busy[1:] or busy or hosts
