@@ -7,6 +7,7 @@ Every run is kept in regret-runs.jsonl as it ends, so that a benchmark that was 
 for a calm moment; one that other processes disturbed all the same is kept, said, and made again, twice at most.
 """
 
+import gzip
 import json
 import random
 import sys
@@ -94,6 +95,13 @@ class Kept:
         self.rows.append(row)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
+
+    def save(self, case: Case, probes: Probes) -> None:
+        """The probes too, so that predictions can be made anew from what was seen."""
+        name = case.name.replace(", ", "-").replace("/", "-").replace(":", "-")
+        folder = self._path.parent / "probes"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(probes)))
 
     def of(self, case: Case, *phases: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["case"] == case.name and row["phase"] in phases]
@@ -204,6 +212,7 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         on_event=lambda name, data: seen.update({name: data}),
     )
     probes = msgspec.convert(seen["probes"], Probes)
+    kept.save(case, probes)
     kept.add(
         case=case.name,
         phase="tune",

@@ -26,6 +26,8 @@ _TRIES = 3
 times as long then."""
 _RUN_S, _MOST_BATCHES = 0.4, 48
 _PATIENCE_S = 3.0
+_WARM_SHARE = 0.15
+"""Of the budget, what may be spent on reading the items that the probes go over for the first time."""
 _LONG_SHARE = 0.12
 """A run that would take more than this share of the budget is made smaller, or done with items kept in memory."""
 
@@ -70,6 +72,7 @@ class _Prober:
         self._subject: Subject | None = None
         self._items: int | None = None
         self._item_s = 0.0
+        self._warmed = 0
         self._largest = sizes[-1]
         self._machine: Machine | None = None
         self._disturbed = 0
@@ -79,7 +82,7 @@ class _Prober:
         yield from self._first()
         small, *rest = self._clamped()
         middle, large = (rest[0] if rest else small), (rest[-1] if rest else small)
-        yield from self._warm_up(middle, large)
+        yield from self._warm_up(small, middle, large)
         yield from self._loading(small, middle, large)
         yield from self._steps(small, middle, large)
         yield from self._crowds(small, middle)
@@ -102,16 +105,27 @@ class _Prober:
         self._subject, self._items, self._machine = trial.workload, trial.workload.items, trial.machine
         self._item_s = _item_s(trial)
 
-    def _warm_up(self, middle: int, large: int) -> Talk[None]:
-        """Bring the items that the probes go over into the page cache, so that all of them find them there."""
+    def _warm_up(self, small: int, middle: int, large: int) -> Talk[None]:
+        """Bring the items that the probes go over into the page cache, so that all of them find them there.
+
+        How many those are depends on how quick an item is once it lies there, so a second pass may have to follow.
+        """
         cores = max(1, math.floor(self._cores))
         before = self._item_s
-        trial = yield self._job(middle, cores, batches=max(4, -(-large // middle), 3 * cores))
+        batches = max(4, -(-large // middle), 3 * cores)
+        trial = yield self._job(middle, cores, batches=batches)
         if trial.outcome != "done":
             raise _unusable(trial)
         again = yield self._job(min(self._sizes[0], 8), 0, batches=2)
         if again.outcome == "done":
             self._item_s = _item_s(again)
+        self._warmed = batches * middle
+        wanted = max(size * self._batches(size, 1, most=_MOST_BATCHES * size) for size in (small, middle, large))
+        affordable = int(_WARM_SHARE * self._budget_s / max(trial.total_s / max(1, trial.items), 1e-9))
+        more = min(wanted, self._items or wanted, self._warmed + affordable)
+        if more > self._warmed:
+            trial = yield self._job(middle, cores, batches=-(-more // middle))
+            self._warmed = sum(trial.timeline.items) if trial.outcome == "done" else self._warmed
         if before > 2 * self._item_s:
             self._notes.append(
                 f"the first items took {before / self._item_s:.1f} times as long as when read again: "
@@ -154,10 +168,12 @@ class _Prober:
         ]
         return median(spans) if spans else self._item_s * size
 
-    def _batches(self, size: int, least: int, batch_s: float | None = None) -> int:
-        """At least so many, and more where they are quick: a mean over a few milliseconds is noise."""
+    def _batches(self, size: int, least: int, batch_s: float | None = None, *, most: int | None = None) -> int:
+        """At least so many, and more where they are quick, of `most` items or those that lie in the page cache: a mean
+        over a few milliseconds is noise."""
         each_s = self._item_s * size if batch_s is None else batch_s
-        return max(least, min(_MOST_BATCHES, int(_RUN_S / max(each_s, 1e-4))))
+        quick = min(_MOST_BATCHES, int(_RUN_S / max(each_s, 1e-4)))
+        return max(least, min(quick, (self._warmed if most is None else most) // size))
 
     def _steps(self, small: int, middle: int, large: int) -> Talk[None]:
         """Steps alone at three sizes, and where the step needs the cores that workers need, both together."""
