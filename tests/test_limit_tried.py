@@ -9,7 +9,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 import stoker
 from stoker.errors import InputError, MachineError
-from stoker.measure.attempts import Cradle, Forked, Job
+from stoker.measure.attempts import Cradle, Job
+from stoker.measure.forked import Forked
 from stoker.measure.server import Failure
 from stoker.workload.examples import worst_example
 

@@ -1,13 +1,11 @@
 """Tries of batch sizes, each in a process forked for it from one that has made the model and touched no device."""
 
-import os
 import re
 import resource
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -16,14 +14,14 @@ from stoker.errors import StokerError
 from stoker.measure import outcomes
 from stoker.measure.clock import Nap, parse_device
 from stoker.measure.fake_cuda import LazyBuild
-from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
+from stoker.measure.forked import Forked
+from stoker.measure.server import Failure
 from stoker.measure.steps import ModelStep
 from stoker.records import Mode, Outcome, Precision, Problem, Record, Setting
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 from stoker.workload.examples import Example, worst_example
 
-T = TypeVar("T")
 STEPS = 3
 """One that makes the optimizer's state and the workspaces, and two steady ones."""
 _TINY_BATCH = 2
@@ -67,47 +65,6 @@ class Job(Record, frozen=True):
     budget_bytes: int | None = None
     validate: bool = False
     cudnn_benchmark: bool = False
-
-
-class Forked(Generic[T]):
-    """A call under way in a process forked from this one; `result` waits for it."""
-
-    def __init__(self, function: Callable[[], T], kind: type[T]) -> None:
-        self._kind = kind
-        self._read, write = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(self._read)
-            _be_child(function, write)
-        os.close(write)
-
-    def result(self) -> T | Failure:
-        """What it returned, or how it failed."""
-        parts = []
-        while part := os.read(self._read, 1 << 20):
-            parts.append(part)
-        os.close(self._read)
-        _, status = os.waitpid(self._pid, 0)
-        data = b"".join(parts)
-        if len(data) < FRAME.size:
-            name = outcomes.signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else "no signal"
-            return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
-        tag, _ = FRAME.unpack_from(data)
-        payload = data[FRAME.size :]
-        if tag == RESULT:
-            return msgspec.json.decode(payload, type=self._kind)
-        return msgspec.json.decode(payload, type=Failure)
-
-
-def _be_child(function: Callable[[], Any], write: int) -> None:
-    try:
-        write_frame(write, RESULT, msgspec.json.encode(function()))
-    except BaseException as error:
-        kind = type(error).__name__ if isinstance(error, StokerError) else ""
-        failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=outcomes.trace_of(error))
-        write_frame(write, ERROR, msgspec.json.encode(failure))
-    finally:
-        os._exit(0)
 
 
 class Cradle:

@@ -1,5 +1,8 @@
-"""Many trials of one workload, one after another in one child process: the data is opened and the model put on the
+"""Many trials of one workload, one after another from one child process: the data is opened and the model put on the
 device once. A crash, a hang or running out of memory costs that trial; the rest go on in a fresh child.
+
+Where no model is run, each trial has a process of its own, forked from that child: what one leaves behind (C's malloc
+keeps memory once it has seen large pieces, which makes later loading several times as fast) is not there for the next.
 
 The caller writes a generator that yields a `Job` and is sent its `Trial`, so that each job can depend on the trials
 before it: `trial = yield Job(setting=..., extent=...)`. What the generator returns is the answer.
@@ -7,7 +10,8 @@ before it: `trial = yield Job(setting=..., extent=...)`. What the generator retu
 
 import os
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +23,7 @@ from stoker.errors import StokerError
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
 from stoker.measure import isolate
+from stoker.measure.forked import Forked
 from stoker.measure.others import Others
 from stoker.measure.trial import Named, OnEvent, calmly, first_guess, judge, opened
 from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, encode
@@ -129,25 +134,45 @@ class _TooLong(Exception):
 
 def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, emit: isolate.Emit) -> bool:
     """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
+    import torch
+
     from stoker.measure.pipeline import Opened
 
     workload = opened(source, mode, emit)
     emit("phase", "preparing")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a pool of them would not survive a fork
     bench = Opened(workload, mode or workload.default_mode(), device)
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
         while True:
             job = msgspec.json.decode(jobs.readline(), type=Job | None)
             if job is None:
                 return True
-            trial = _one(bench, job, first_guess(source, mode, device), emit)
+            apart = bench.can_fork(job.nap_s)
+            run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
+            trial = _forked(run) if apart else run()
             emit("trial", trial)
             if trial.outcome != "done":
                 return True
 
 
-def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit) -> Trial:
+def _forked(run: Callable[[], Trial]) -> Trial:
+    """In a process of its own. What ends that one by a signal ends this one too, and is told by whoever sees it."""
+    forked = Forked(run, Trial)
+    result = forked.result()
+    if isinstance(result, Trial):
+        return result
+    if forked.signal is not None:
+        os.kill(os.getpid(), forked.signal)
+    raise isolate.error_of(result)
+
+
+def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> Trial:
+    import torch
+
     from stoker.measure import outcomes
 
+    torch.set_num_threads(threads)
     state: dict[str, Any] = {"subject": subject}
     outcome: Outcome
     began = perf_counter()

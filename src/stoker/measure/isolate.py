@@ -295,10 +295,15 @@ def value(ended: Ended[T]) -> T:
     if ended.how == "returned" and ended.result is not None:
         return ended.result
     if ended.failure is not None and ended.failure.kind:
-        kind = getattr(errors, ended.failure.kind, StokerError)
-        raise kind(ended.failure.sentence)
+        raise error_of(ended.failure)
     last = (ended.failure.trace if ended.failure else ended.output).strip().splitlines()[-1:] or ["it said nothing"]
     raise MachineError(f"a process of ours ended badly ({ended.signal or ended.how}): {last[0]}")
+
+
+def error_of(failure: Failure) -> StokerError:
+    """One of our own errors, as it was raised in another process."""
+    kind: type[StokerError] = getattr(errors, failure.kind, StokerError) if failure.kind else MachineError
+    return kind(failure.sentence)
 
 
 def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:

@@ -74,6 +74,13 @@ class Opened:
         self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
         return _measured(trial, loop, began, done, scores, device, self._machine)
 
+    def can_fork(self, nap_s: float | None) -> bool:
+        """Whether a run may have a process forked for it: it needs no model, and none was run here before it."""
+        self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
+        if isinstance(self.device, Nap):
+            return True
+        return nap_s is not None and self.device.type == "cpu" and self._step is None
+
     def step(self, setting: Setting) -> ModelStep | NapStep:
         """The model on the device; made anew only where the setting asks for another."""
         asked = Setting(

@@ -4,7 +4,8 @@ import msgspec
 
 from stoker.errors import InputError, MachineError, StokerError
 from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.attempts import Cradle, Forked, Job, Probe, Room
+from stoker.measure.attempts import Cradle, Job, Probe, Room
+from stoker.measure.forked import Forked
 from stoker.measure.isolate import Emit
 from stoker.measure.server import Failure
 from stoker.records import Mode
