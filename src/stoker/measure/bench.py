@@ -148,26 +148,34 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
             job = msgspec.json.decode(jobs.readline(), type=Job | None)
             if job is None:
                 return True
-            apart = bench.can_fork(job.nap_s)
             run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
-            trial = _forked(run) if apart else run()
-            emit("trial", trial)
-            if trial.outcome != "done":
+            outcome = _forked(run) if bench.can_fork(job.nap_s) else run()
+            if outcome != "done":
                 return True
 
 
-def _forked(run: Callable[[], Trial]) -> Trial:
-    """In a process of its own. What ends that one by a signal ends this one too, and is told by whoever sees it."""
-    forked = Forked(run, Trial)
+def _forked(run: Callable[[], str]) -> str:
+    """In a process of its own, which says itself what it found: this one stays as it is, for the next to begin alike.
+
+    What ends that process by a signal ends this one too, and is told by whoever sees it.
+    """
+    forked = Forked(run, str)
     result = forked.result()
-    if isinstance(result, Trial):
+    if isinstance(result, str):
         return result
     if forked.signal is not None:
         os.kill(os.getpid(), forked.signal)
     raise isolate.error_of(result)
 
 
-def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> Trial:
+def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> str:
+    """Run a job and tell what came of it; its outcome."""
+    trial = _trial(bench, job, subject, emit, threads)
+    emit("trial", trial)
+    return trial.outcome
+
+
+def _trial(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> Trial:
     import torch
 
     from stoker.measure import outcomes

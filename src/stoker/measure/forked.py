@@ -11,6 +11,8 @@ from stoker.measure import outcomes
 from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
 
 T = TypeVar("T")
+_PART_BYTES = 1 << 16
+"""Little enough for malloc to take it from its heap: a larger piece, once freed, changes how it serves later ones."""
 
 
 class Forked(Generic[T]):
@@ -29,7 +31,7 @@ class Forked(Generic[T]):
     def result(self) -> T | Failure:
         """What it returned, or how it failed; `signal` is what ended it, if something did."""
         parts = []
-        while part := os.read(self._read, 1 << 20):
+        while part := os.read(self._read, _PART_BYTES):
             parts.append(part)
         os.close(self._read)
         _, status = os.waitpid(self._pid, 0)
