@@ -66,6 +66,7 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         receive_s=nothing,
         blocked_s=nothing,
         pin_s=nothing,
+        pin_anew_s=Table(),
         free_s=nothing,
         fork_s=fork_s,
         init_s=0.0,
