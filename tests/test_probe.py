@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stoker
 from stoker.errors import InputError
+from stoker.measure.keeping import ENVIRONMENT, Keeping, can_keep_memory
 from stoker.predict.forecast import Predictor, landscape, parse_faster
 from stoker.predict.probes import Probes, read
 from stoker.records import Setting, encode
+from stoker.tune.advise import remedies
 from stoker.tune.probe import probe
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
@@ -28,6 +31,39 @@ def test_probes_hold_what_predictions_need(probes: Probes) -> None:
     assert probes.machine.usable_cores > 0
     for run in probes.runs:
         assert len(run.asked_s) == len(run.got_s) == len(run.items)
+
+
+@pytest.mark.skipif(not can_keep_memory(), reason="this malloc cannot be told, or has been")
+def test_a_malloc_that_keeps_memory_is_tried_last_and_once() -> None:
+    quick = probe(f"{HERE}:plain", batch_sizes=(2, 4, 8), device="cpu", budget_s=30)
+    assert [run.num_workers for run in quick.of("kept")] == [1]
+    assert quick.runs[-1].kind == "kept"
+
+
+def test_a_persons_own_start_of_a_worker_runs_after_ours() -> None:
+    seen: list[int] = []
+    Keeping(None)(0)
+    Keeping(seen.append)(3)
+    assert seen == [3]
+
+
+def test_keeping_memory_is_advised_where_it_was_seen_to_help(probes: Probes) -> None:
+    def told(share: float | None) -> list[str]:
+        runs = [run for run in probes.runs if run.kind != "kept"]
+        usual = next(run for run in runs if run.kind == "load" and run.num_workers == 1)
+        if share is not None:
+            ended = tuple(
+                began + share * (end - began) for began, end in zip(usual.began_s, usual.ended_s, strict=True)
+            )
+            collate = tuple(share * seconds for seconds in usual.collate_s)
+            runs.append(msgspec.structs.replace(usual, kind="kept", ended_s=ended, collate_s=collate))
+        predictor = Predictor(msgspec.structs.replace(probes, runs=tuple(runs)))
+        found = remedies(predictor, Setting(batch_size=4, num_workers=1), 64, chosen=True)
+        return [remedy.change for remedy in found if ENVIRONMENT in remedy.change]
+
+    assert len(told(0.5)) == 1
+    assert told(1.0) == []
+    assert told(None) == []
 
 
 def test_probes_read_back_as_they_were(probes: Probes) -> None:

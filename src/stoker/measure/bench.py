@@ -37,13 +37,15 @@ R = TypeVar("R")
 
 
 class Job(Record, frozen=True):
-    """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all."""
+    """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all; with
+    `keeps_memory` malloc gives nothing back in the workers."""
 
     setting: Setting
     extent: Extent
     nap_s: float | None = None
     repeats: int | None = None
     limit_s: float | None = None
+    keeps_memory: bool = False
 
 
 Talk = Generator[Job, Trial, R]
@@ -194,7 +196,9 @@ def _trial(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, thre
     try:
         dataset = Repeats(bench.dataset, job.repeats) if job.repeats else None
         others = Others()
-        trial = bench.run(job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s)
+        trial = bench.run(
+            job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s, keeps_memory=job.keeps_memory
+        )
         note = others.note()
         return msgspec.structs.replace(trial, notes=(*trial.notes, note)) if note else trial
     except _TooLong as error:

@@ -17,6 +17,7 @@ from stoker.measure import spy
 from stoker.measure.account import account
 from stoker.measure.clock import Nap, clock_for, parse_device
 from stoker.measure.feed import Feed, keep_in_memory, make_feed
+from stoker.measure.keeping import Keeping
 from stoker.measure.loop import Emit, Loop
 from stoker.measure.score import score
 from stoker.measure.steps import ModelStep, NapStep, make_step
@@ -49,9 +50,17 @@ class Opened:
         self._machine: Machine | None = None
 
     def run(
-        self, setting: Setting, extent: Extent, emit: Emit, *, dataset: Any = None, nap_s: float | None = None
+        self,
+        setting: Setting,
+        extent: Extent,
+        emit: Emit,
+        *,
+        dataset: Any = None,
+        nap_s: float | None = None,
+        keeps_memory: bool = False,
     ) -> Trial:
-        """One trial. `dataset` stands in for the workload's own; `nap_s` is slept in place of the step."""
+        """One trial. `dataset` stands in for the workload's own; `nap_s` is slept in place of the step; with
+        `keeps_memory` the workers' malloc gives nothing back."""
         device = self.device if nap_s is None else Nap(f"{nap_s:.9f}s")
         pinned = _pinned(setting, self.device)
         unused = _unused(setting, pinned)
@@ -62,8 +71,11 @@ class Opened:
         with _quiet_loader():
             spy.install()
             step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
+            workload = self.workload
+            if keeps_memory:
+                workload = workload.with_(worker_init_fn=Keeping(workload.worker_init_fn))
             feed = make_feed(
-                self.workload, dataset, self.mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed
+                workload, dataset, self.mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed
             )
             feed = _rest_in_memory(feed, step, extent)
             feed.notes.extend([*unused, *_place(extent, self.files)])

@@ -11,9 +11,9 @@ import msgspec
 from stoker.errors import InputError
 from stoker.records import Record, Setting, Subject, Trial, decode
 
-Kind = Literal["load", "slow", "transport", "step", "crowded"]
+Kind = Literal["load", "slow", "transport", "step", "crowded", "kept"]
 """What a run was for: loading alone; with a slow consumer; large batches of items kept in memory; steps alone; steps
-beside busy workers."""
+beside busy workers; loading with a malloc that keeps what is freed."""
 
 VERSION = 1
 _ITEM_STAGES = ("read", "decode", "transform", "item")

@@ -1,10 +1,12 @@
 """Why a run takes as long as it does: one bottleneck, and what it costs; and what would help, by predicted gain."""
 
 from collections.abc import Iterator
+from statistics import median
 
 import msgspec
 
 from stoker.errors import InputError
+from stoker.measure.keeping import ENVIRONMENT
 from stoker.measure.spans import COMPUTE, Span, steady, whole
 from stoker.predict.forecast import Predictor
 from stoker.predict.probes import Facts, Probes, run_of
@@ -159,9 +161,22 @@ def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
         yield f"{name} twice as fast", seconds(predictor.changed({name: 2.0}))
     if "decode" in costly:
         stored = _stored_bytes(predictor.probes, items)
-        kept = predictor.changed({}, item=_read_only(predictor, setting.batch_size))
-        yield f"keep decoded tensors ({format_bytes(stored)} of disk)", seconds(kept)
+        decoded = predictor.changed({}, item=_read_only(predictor, setting.batch_size))
+        yield f"keep decoded tensors ({format_bytes(stored)} of disk)", seconds(decoded)
+    kept = _kept(predictor.probes)
+    if kept is not None and setting.num_workers:
+        yield f"let malloc keep memory ({ENVIRONMENT} before python)", seconds(predictor.changed({}, item=kept))
     yield "a device twice as fast", seconds(predictor.changed({"step": 2.0}))
+
+
+def _kept(probes: Probes) -> float | None:
+    """What is left of a worker's time for an item if malloc keeps what is freed, as probed; None where it was not."""
+    for run in probes.of("kept"):
+        for usual in probes.of("load"):
+            if (usual.batch_size, usual.num_workers) == (run.batch_size, run.num_workers):
+                pairs = list(zip(run.load_s, usual.load_s, strict=False))[1:]
+                return median(new / max(old, 1e-12) for new, old in pairs) if pairs else None
+    return None
 
 
 def _read_only(predictor: Predictor, batch_size: int) -> float:

@@ -13,6 +13,7 @@ import msgspec
 from stoker.errors import InputError, MachineError
 from stoker.machine import inspect
 from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.keeping import can_keep_memory
 from stoker.measure.others import disturbed
 from stoker.measure.trial import Named, OnEvent
 from stoker.predict.probes import Facts, Kind, Probes, Run, run_of
@@ -86,6 +87,8 @@ class _Prober:
         yield from self._loading(small, middle, large)
         yield from self._steps(small, middle, large)
         yield from self._crowds(small, middle)
+        if can_keep_memory():
+            yield from self._keep("kept", middle, 1, batches=self._batches(middle, 4))
         return self._probes()
 
     def _clamped(self) -> list[int]:
@@ -212,6 +215,7 @@ class _Prober:
             self._on_event("build", {"what": f"probing batch {size}, {workers} workers", "done": 0, "of": 0})
         real = kind in ("step", "crowded")
         job = self._job(size, workers, batches, nap_s=None if real else nap_s, repeats=repeats, memory=memory)
+        job = msgspec.structs.replace(job, keeps_memory=kind == "kept")
         trial = yield job
         for _ in range(_TRIES - 1):
             if self._spent() or not (disturbed(trial) or trial.outcome == "timed_out"):
