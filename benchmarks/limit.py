@@ -20,7 +20,7 @@ from common import arguments, say, write
 
 Row = dict[str, Any]
 GIB = 2**30
-CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 6
+CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 2
 _ROW_S = 40
 _FINE = 400
 """The edge is found to one part in so many: a quarter of a per cent."""
@@ -47,7 +47,7 @@ MODELS = [
     "timm/regnety_016",
     "timm/deit_small_patch16_224",
 ]
-ALONE = MODELS[:2]
+ALONE = MODELS[:8]
 MORE = ["resnet18", "resnet50", "alexnet", "densenet201", "vit_b_16", "hf/bert-base-uncased"]
 
 
