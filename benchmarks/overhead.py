@@ -3,7 +3,8 @@
 `bare` is the loop as a person would write it; `traced` has the spy in the workers, the clock around every stage and,
 from another process, the gauges, as a trial has them. Each loop starts its own workers. Where two busy cores make wall
 times noisy, the CPU time of all processes (the gauges' own included) tells what was added. Loops are short, so that a
-fixed cost shows and so that a round is over before the machine has changed; rounds are many.
+fixed cost shows and so that a round is over before the machine has changed; rounds are many. A row with `rounds` of its
+own has next to nothing to load: what a run costs to start, with gauges beside it and (`ungauged`) without.
 
 python benchmarks/overhead.py [--rounds 40] [--gpu]
 """

@@ -38,11 +38,14 @@ class Reduction(Record, frozen=True):
         return _SUM_BYTES * sums * split * wide * together if split > 1 else 0
 
 
-_MOST_ELEMENTS = 2**31
 _BLOCK_THREADS, _WARP = 512, 32
 _LEAST_ROWS, _MOST_ROWS = 16, 256
 """A thread adds up at least and, where it can be had, at most so many rows."""
 _SUM_BYTES = 4
+
+
+_MOST_ELEMENTS = 2**31
+"""What an index of 32 bits, one of them for the sign, can tell apart."""
 
 
 def _power_of_two(count: int, most: int) -> int:

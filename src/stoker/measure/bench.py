@@ -145,6 +145,7 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a pool of them would not survive a fork
     bench = Opened(workload, mode or workload.default_mode(), device)
+    bench.see_machine()  # here, for all the processes that are forked from this one
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
         while True:
             job = msgspec.json.decode(jobs.readline(), type=Job | None)

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,14 +13,14 @@ from torch.utils.data import Subset
 from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
 from stoker.measure import spy
-from stoker.measure.account import account
 from stoker.measure.clock import Nap, clock_for, parse_device
 from stoker.measure.feed import Feed, keep_in_memory, make_feed
 from stoker.measure.keeping import Keeping
 from stoker.measure.loop import Emit, Loop
+from stoker.measure.reading import measured
 from stoker.measure.score import score
 from stoker.measure.steps import ModelStep, NapStep, make_step
-from stoker.records import WORKER_STAGES, Extent, Machine, Mode, Setting, Stage, Subject, Timeline, Trial, WorkerLog
+from stoker.records import Extent, Machine, Mode, Setting, Subject, Trial
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 
@@ -48,6 +47,7 @@ class Opened:
         self.files = _files(workload, self.dataset)
         self._step: tuple[Setting, ModelStep | NapStep] | None = None
         self._machine: Machine | None = None
+        self._ran = False
 
     def run(
         self,
@@ -66,8 +66,9 @@ class Opened:
         unused = _unused(setting, pinned)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
-        if pinned:
+        if pinned and self._ran:
             _forget_pinned()
+        self._ran = True
         with _quiet_loader():
             spy.install()
             step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
@@ -83,12 +84,15 @@ class Opened:
         trial = Trial(
             outcome="done", workload=self._subject(step), setting=setting, extent=extent, notes=tuple(feed.notes)
         )
+        return measured(trial, loop, began, done, scores, device, self.see_machine())
+
+    def see_machine(self) -> Machine:
+        """The machine, looked at once."""
         self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
-        return _measured(trial, loop, began, done, scores, device, self._machine)
+        return self._machine
 
     def can_fork(self, nap_s: float | None) -> bool:
         """Whether a run may have a process forked for it: it needs no model, and none was run here before it."""
-        self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
         if isinstance(self.device, Nap):
             return True
         return nap_s is not None and self.device.type == "cpu" and self._step is None
@@ -142,87 +146,6 @@ class Opened:
 
     def _subject(self, step: ModelStep | NapStep) -> Subject:
         return _subject(self.workload, self.dataset, self.mode, self._device_name, self.device, step)
-
-
-def _measured(
-    trial: Trial,
-    loop: Loop,
-    began: float,
-    done: float,
-    scores: list[tuple[float, float | None]],
-    device: torch.device | Nap,
-    machine: Machine,
-) -> Trial:
-    """The trial with what the loop saw."""
-    epochs = loop.settled()
-    stages = account(began, epochs, done)
-    if scores:
-        seconds = tuple(spent for spent, _ in scores)
-        stages["score"] = Stage(clock="loop", samples_s=seconds)
-        stages["other"] = _less(stages["other"], sum(seconds))
-    starts = [epoch.began for epoch in epochs] + [done]
-    rows = [row for *_, rows in loop.epochs for row in rows]
-    return msgspec.structs.replace(
-        trial,
-        machine=machine,
-        notes=(*trial.notes, *_crowded(trial.setting, machine)),
-        items=sum(loop.items),
-        total_s=done - began,
-        start_s=epochs[0].started - epochs[0].began,
-        stages={**stages, **_worker_stages(loop.stamps)},
-        timeline=Timeline(
-            asked_s=tuple(asked - began for asked, *_ in rows),
-            got_s=tuple(got - began for _, got, *_ in rows),
-            done_s=tuple(finished - began for _, _, finished, *_ in rows),
-            items=tuple(loop.items),
-            batches=tuple(len(rows) for *_, rows in loop.epochs),
-            epoch_s=tuple(after - before for before, after in pairwise(starts)),
-        ),
-        workers=_worker_log(loop, began),
-        scores=tuple(value for _, value in scores if value is not None),
-        peaks=_peaks(device),
-    )
-
-
-def _less(other: Stage, seconds: float) -> Stage:
-    """`other` without what was found to be scoring, which lies between epochs: in the largest samples."""
-    samples = list(other.samples_s)
-    for index in sorted(range(len(samples)), key=lambda place: -samples[place]):
-        taken = min(samples[index], seconds)
-        samples[index] -= taken
-        seconds -= taken
-    return Stage(clock="loop", samples_s=tuple(samples))
-
-
-def _worker_stages(stamps: list[spy.Stamp]) -> dict[str, Stage]:
-    """Seconds of each stage that the workers saw, a sample a batch; `transform` is the sum of its named members."""
-    names = dict.fromkeys(name for stamp in stamps for name in stamp.sums)
-    rows = {name: [stamp.sums.get(name, 0.0) for stamp in stamps] for name in names}
-    members = [values for name, values in rows.items() if name.partition(".")[0] == "transform"]
-    if members:
-        rows["transform"] = [sum(values) for values in zip(*members, strict=True)]
-    order = {name: place for place, name in enumerate(WORKER_STAGES)}
-    ordered = sorted(rows, key=lambda name: (order.get(name.partition(".")[0], len(order)), name.count(".")))
-    return {name: Stage(clock="worker", samples_s=tuple(rows[name])) for name in ordered}
-
-
-def _crowded(setting: Setting, machine: Machine) -> list[str]:
-    workers, cpus = setting.num_workers, machine.cpu.usable
-    if workers <= max(1.0, cpus):
-        return []
-    return [f"{workers} workers on {cpus:g} usable CPUs: they take turns, and more of them will not load faster"]
-
-
-def _worker_log(loop: Loop, began: float) -> WorkerLog:
-    stamps = loop.stamps
-    return WorkerLog(
-        worker=tuple(stamp.worker for stamp in stamps),
-        began_s=tuple(stamp.began - began for stamp in stamps),
-        ended_s=tuple(stamp.ended - began for stamp in stamps),
-        cpu_s=tuple(stamp.cpu_s for stamp in stamps),
-        item_s=tuple(round(seconds, 7) for stamp in stamps for seconds in stamp.item_s),
-        batch_bytes=tuple(loop.bytes),
-    )
 
 
 def _rest_in_memory(feed: Feed, step: ModelStep | NapStep, extent: Extent) -> Feed:
@@ -313,15 +236,6 @@ def _subject(
         items=items,
         parameters=step.parameters,
     )
-
-
-def _peaks(device: torch.device | Nap) -> dict[str, int]:
-    if isinstance(device, Nap) or device.type != "cuda":
-        return {}
-    return {
-        "allocated_bytes": torch.cuda.max_memory_allocated(device),
-        "reserved_bytes": torch.cuda.max_memory_reserved(device),
-    }
 
 
 @contextlib.contextmanager
