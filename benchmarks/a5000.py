@@ -53,6 +53,7 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
     return Costs(
         cores=CORES,
         spread=np.maximum(0.05, np.asarray(spread)) / np.mean(np.maximum(0.05, spread)),
+        unevenness=0.0,
         by_batch=False,
         inline_item_s=nothing,
         inline_free_s=nothing,
@@ -63,6 +64,8 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         gap_s=nothing,
         flight_s=nothing,
         first_flight_s=nothing,
+        first_send_s=nothing,
+        others_first_send_s=nothing,
         receive_s=nothing,
         blocked_s=nothing,
         pin_s=nothing,

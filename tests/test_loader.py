@@ -31,6 +31,7 @@ def costs(
     return Costs(
         cores=cores,
         spread=np.asarray(spread) / np.mean(spread),
+        unevenness=0.0,
         by_batch=False,
         inline_item_s=Table((1.0,), (item_s,), True),
         inline_free_s=other,
@@ -41,6 +42,8 @@ def costs(
         gap_s=other,
         flight_s=other,
         first_flight_s=other,
+        first_send_s=Table(),
+        others_first_send_s=Table(),
         receive_s=other,
         blocked_s=other,
         pin_s=other,
@@ -137,6 +140,35 @@ def test_pinned_memory_is_made_as_often_as_batches_wait_and_then_used_again() ->
     assert alone == pytest.approx(0.02)
     once, twice = (total(found, 8, 0, items=80, epochs=epochs, pin_memory=True) for epochs in (1, 2))
     assert twice < 2 * once, "the second epoch finds it pinned"
+
+
+def test_a_slow_first_send_puts_the_first_batch_behind_those_of_all_workers() -> None:
+    pinned = replace(costs(item_s=0.001, cores=16), pin_s=Table((1.0,), (0.05,), True))
+    late = replace(pinned, first_send_s=Table((1.0,), (0.03,), True))
+    first = {}
+    for name, found in (("even", pinned), ("late", late)):
+        setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
+        first[name] = simulate(found, setting, Load(items=640)).first_batch_s
+    assert first["even"] == pytest.approx(0.008 + 0.05)
+    assert first["late"] >= 0.008 + 8 * 0.05, "it waits until all that came before it are pinned"
+
+
+def test_nothing_is_launched_while_pinned_memory_is_made() -> None:
+    step = Step(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.002,), True), asynchronous=True)
+    found = replace(costs(item_s=0.001, step=step), pin_s=Table((1.0,), (0.001,), True))
+    slow = replace(found, pin_anew_s=Table((1.0,), (0.2,), True))
+    setting = Setting(batch_size=8, num_workers=2, pin_memory=True)
+    seen = simulate(slow, setting, Load(items=32))
+    assert seen.first_batch_s == pytest.approx(0.008 + 0.2 + 0.001, rel=0.05)
+    assert seen.moments_s[0] > seen.first_batch_s + 0.15, "the second batch's memory is made meanwhile"
+
+
+def test_uneven_cores_scatter_what_batches_take() -> None:
+    found = costs(spread=(1.0, 1.0))
+    even = [total(found, 8, 2, seed=seed) for seed in range(8)]
+    uneven = [total(replace(found, unevenness=0.2), 8, 2, seed=seed) for seed in range(8)]
+    assert np.ptp(even) < 1e-9 < np.ptp(uneven)
+    assert np.mean(uneven) == pytest.approx(np.mean(even), rel=0.2)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -71,6 +71,8 @@ class Opened:
         self._ran = True
         with _quiet_loader():
             spy.install()
+            if isinstance(self.device, torch.device) and self.device.type == "cuda":
+                self.step(setting)  # loading finds memory as it does beside a model that was brought to the device
             step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
             workload = self.workload
             if keeps_memory:

@@ -5,7 +5,9 @@ The first batch of each worker is cold (pages never touched, caches to fill) and
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +16,13 @@ from stoker.errors import InputError
 from stoker.predict.batches import begins, by_size, each, warm
 from stoker.predict.costs import Costs, Table, table
 from stoker.predict.items import means, usual_s
-from stoker.predict.moving import pin_anew, transport
+from stoker.predict.moving import transport
 from stoker.predict.probes import Probes, Run
 from stoker.predict.stepping import step_of
 
 _IO_LEAST = 0.15
 """Waiting below this share of a worker's time is other processes' noise; above it, it is reading."""
+_ENOUGH_BATCHES = 6
 
 
 def fit(probes: Probes) -> Costs:
@@ -32,33 +35,38 @@ def fit(probes: Probes) -> Costs:
     moved = [*single, *(run for run in probes.of("transport") if run.began_s)]
     many = [run for run in probes.of("load", "slow", "transport") if run.num_workers and run.began_s]
     usual = usual_s([*inline, *single])
-    item = _item_table(single, usual)
+    slowdown, luck = _slowdown(loads, probes.machine.usable_cores)
+    waiting = _waiting(single)
+    item = _eased(_item_table(single, usual), luck, waiting)
     collate = table(by_size(moved, lambda run: each(run, run.collate_s)), median)
-    flight, first, receive, blocked, pin = transport(moved, many)
+    moving = transport(moved, many)
     spread, by_batch = _spread(loads)
     init = [run.began_s[0] - run.start_s for run in many if run.num_workers == 1]
     return Costs(
         cores=probes.machine.usable_cores,
         spread=spread,
+        unevenness=_unevenness(loads),
         by_batch=by_batch,
         inline_item_s=_inline_table(inline, usual) if inline else item,
         inline_free_s=table(by_size(inline, _free), median) if inline else Table(),
         worker_item_s=item,
-        waiting_share=_waiting(single),
+        waiting_share=waiting,
         collate_s=collate,
         cold_s=_cold(single, usual, item, collate),
         gap_s=table(by_size(moved, _gaps), median, flat=True),
-        flight_s=flight,
-        first_flight_s=first,
-        receive_s=receive,
-        blocked_s=blocked,
-        pin_s=pin,
-        pin_anew_s=pin_anew(moved, pin),
+        flight_s=moving.flight,
+        first_flight_s=moving.first,
+        first_send_s=moving.first_send,
+        others_first_send_s=moving.others_first_send,
+        receive_s=moving.receive,
+        blocked_s=moving.blocked,
+        pin_s=moving.pin,
+        pin_anew_s=moving.pin_anew,
         free_s=table(by_size(many or single, _free), median),
         fork_s=median(run.start_s / run.num_workers for run in many) if many else 0.0,
         init_s=max(0.0, median(init)) if init else 0.0,
         stop_s=_stop(many),
-        slowdown=_slowdown(loads, probes.machine.usable_cores),
+        slowdown=slowdown,
         step=step_of(probes),
         shares=_shares(single),
     )
@@ -69,6 +77,13 @@ def fit(probes: Probes) -> Costs:
 
 def _item_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
     return means(runs, usual, lambda run: run.load_s)
+
+
+def _eased(item: Table, luck: dict[int, float], waiting: float) -> Table:
+    """Without the bad luck of some sizes' runs, which was the cores': waiting takes as long as it does."""
+    rows = zip(item.sizes, item.seconds, strict=True)
+    shares = {size: waiting + (1 - waiting) * share for size, share in luck.items()}
+    return replace(item, seconds=tuple(seconds * shares.get(int(size), 1.0) for size, seconds in rows))
 
 
 def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
@@ -97,6 +112,21 @@ def _spread(runs: Sequence[Run]) -> tuple[NDArray[np.float64], bool]:
         if values.size and values.mean() > 0:
             pooled.append(values / values.mean())
     return (np.concatenate(pooled) if pooled else np.ones(1)), not single
+
+
+def _unevenness(runs: Sequence[Run]) -> float:
+    """How much more the means of whole batches differ than those of items drawn at random would, relative: one core is
+    slower than another, or has a slow moment."""
+    excess: list[float] = []
+    for run in runs:
+        if len(run.item_s) == sum(run.items):
+            first = begins(run)
+            items = [np.asarray(run.item_s[first[place] : first[place + 1]]) for place in warm(run)]
+            if len(items) > _ENOUGH_BATCHES:
+                whole = np.concatenate(items)
+                of_batches = np.var([batch.mean() for batch in items], ddof=1)
+                excess.append(float(of_batches - whole.var() / run.batch_size) / max(float(whole.mean()) ** 2, 1e-24))
+    return float(np.sqrt(max(0.0, median(excess)))) if excess else 0.0
 
 
 def _waiting(runs: Sequence[Run]) -> float:
@@ -134,25 +164,51 @@ def _stop(runs: Sequence[Run]) -> tuple[float, float]:
     return max(0.0, means[0] - slope * counts[0]), slope
 
 
-def _slowdown(runs: Sequence[Run], cores: float) -> Table:
-    """CPU seconds for the same items, with so many workers against one: what sharing caches and memory costs."""
+def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float]]:
+    """CPU seconds for the same items, with so many workers against one: what sharing caches and memory costs.
+
+    A core never gets faster because others are busy: where it seems so, the run with one worker, which is the shortest,
+    was unlucky, and all are counted together. The second answer is, by batch size, how much less it should have taken.
+    """
     alone = {run.batch_size: _cpu_by_item(run) for run in runs if run.num_workers == 1}
-    found: dict[float, list[float]] = {1.0: [1.0]}
-    for run in runs:
+    found = {1.0: Level(1.0, sum(map(len, alone.values())))}
+    for run in sorted(runs, key=lambda run: run.num_workers):
         if run.num_workers > 1 and run.batch_size in alone:
             mine, base = _cpu_by_item(run), alone[run.batch_size]
-            shared = [place for place in mine if place in base]
-            if shared:
-                ratio = sum(mine[place] for place in shared) / max(sum(base[place] for place in shared), 1e-12)
-                found.setdefault(min(float(run.num_workers), max(1.0, cores)), []).append(ratio)
-    sizes = sorted(found)
-    values: list[float] = []
-    for size in sizes:
-        value = max(fmean(found[size]), values[-1] if values else 1.0)
-        if values:  # more busy cores never do less work together
-            value = min(value, values[-1] * size / sizes[len(values) - 1])
-        values.append(value)
-    return Table(tuple(sizes), tuple(values))
+            if mine and base:
+                same = mine.keys() & base.keys()  # where there are none, the mean of many has to do
+                ours, theirs = (fmean(one[place] for place in same or one) for one in (mine, base))
+                busy = min(float(run.num_workers), max(1.0, cores))
+                found[busy] = found.get(busy, Level(0.0, 0)).with_(ours / max(theirs, 1e-12), len(mine))
+    values = rising(list(found.values()))
+    least, sizes = values[0], list(found)
+    for place in range(1, len(values)):  # more busy cores never do less work together
+        values[place] = min(values[place], values[place - 1] * sizes[place] / sizes[place - 1])
+    crowds = {run.batch_size for run in runs if run.num_workers > 1} & alone.keys()
+    return Table(tuple(sizes), tuple(value / least for value in values)), dict.fromkeys(crowds, least)
+
+
+class Level(NamedTuple):
+    """A ratio, and how many batches stand behind it."""
+
+    value: float
+    weight: int
+
+    def with_(self, value: float, weight: int) -> "Level":
+        together = self.weight + weight
+        return Level((self.value * self.weight + value * weight) / max(1, together), together)
+
+
+def rising(levels: Sequence[Level]) -> list[float]:
+    """The nearest values that never fall: neighbours that do are counted together."""
+    pooled: list[tuple[Level, int]] = []
+    for level in levels:
+        count = 1
+        while pooled and pooled[-1][0].value > level.value:
+            before, more = pooled.pop()
+            level, count = before.with_(level.value, level.weight), count + more
+        pooled.append((level, count))
+    return [level.value for level, count in pooled for _ in range(count)]
 
 
 def _cpu_by_item(run: Run) -> dict[int, float]:

@@ -71,4 +71,4 @@ def means(runs: Sequence[Run], usual: dict[int, float], seconds: Callable[[Run],
         if ratio is None:
             ratio = median(each(run, seconds(run))) / run.batch_size / mean
         found.setdefault(run.batch_size, []).append(ratio * mean)
-    return table(found, fmean)
+    return table(found, fmean, flat=True)

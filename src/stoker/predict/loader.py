@@ -124,10 +124,11 @@ def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[flo
     """How each batch's items differ from the mean: resampled from what was seen, a mean over the batch's items."""
     if costs.by_batch or len(costs.spread) == 1:
         return [float(value) for value in rng.choice(costs.spread, size=len(sizes))]
+    uneven = np.exp(rng.normal(0.0, costs.unevenness, len(sizes))) if costs.unevenness else 1.0
     drawn = rng.choice(costs.spread, size=sum(sizes))
     ends = np.cumsum(sizes)
     sums = np.add.reduceat(drawn, np.concatenate([[0], ends[:-1]]))
-    return [float(value) for value in sums / np.asarray(sizes)]
+    return [float(value) for value in uneven * sums / np.asarray(sizes)]
 
 
 def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) -> Seen:
@@ -188,6 +189,8 @@ class _Loader:
         self._to_pin: deque[int] = deque()
         self._pinning = False
         self._pinned_free = 0
+        self._allocating = False
+        self._launches: list[Then] = []
         self._held: set[int] = set()
         self._waiting = False
         self._asked = 0.0
@@ -252,7 +255,8 @@ class _Loader:
         batch = self._lists[worker].popleft()
         size, costs = self._sizes[batch], self._costs
         cold = costs.cold_s.at(size) if self._cold[worker] else 0.0
-        first = costs.first_flight_s.at(size) if self._cold[worker] else 0.0
+        send = costs.others_first_send_s if worker else costs.first_send_s
+        first = costs.first_flight_s.at(size) + send.at(self._setting.num_workers) if self._cold[worker] else 0.0
         self._cold[worker] = False
         work = self._work[batch]
         reading = costs.waiting_share * work
@@ -282,11 +286,28 @@ class _Loader:
         self._pinning = True
         size = self._sizes[batch]
         pinning = self._costs.pin_s.at(size)
+
+        def copy() -> None:
+            self._cpu.compute(pinning, lambda: self._pinned(batch))
+
         if self._pinned_free:
             self._pinned_free -= 1
+            self._receive(batch, copy)
         else:
-            pinning += self._costs.pin_anew_s.at(size)
-        self._receive(batch, lambda: self._cpu.compute(pinning, lambda: self._pinned(batch)))
+            self._receive(batch, lambda: self._allocate(self._costs.pin_anew_s.at(size), copy))
+
+    def _allocate(self, seconds: float, then: Then) -> None:
+        """Fresh pinned memory: while the driver makes it, nothing is launched on the device."""
+        self._allocating = True
+
+        def made() -> None:
+            self._allocating = False
+            launches, self._launches = self._launches, []
+            then()
+            for launch in launches:
+                launch()
+
+        self._cpu.compute(seconds, made)
 
     def _pinned(self, batch: int) -> None:
         self._pinning = False
@@ -350,10 +371,17 @@ class _Loader:
         if step.threads:
             self._cpu.together(host, step.threads, lambda: self._stepped(batch))
         elif step.asynchronous:
-            self._cpu.compute(host, lambda: self._launched(batch))
+            self._cpu.compute(host, lambda: self._launch(lambda: self._launched(batch)))
         else:
             late = 0.0 if all(self._idle) else step.late_s
             self._cpu.sleep(host + late, lambda: self._stepped(batch))
+
+    def _launch(self, launch: Then) -> None:
+        """Now, or once the driver is free."""
+        if self._allocating:
+            self._launches.append(launch)
+        else:
+            launch()
 
     def _launched(self, batch: int) -> None:
         """The GPU has it; the host goes on, unless it is too far ahead."""

@@ -1,15 +1,33 @@
 """What it costs to bring a batch from a worker to the loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from stoker.predict.batches import by_size, each, trimmed
 from stoker.predict.costs import Table, table
 from stoker.predict.probes import Run
 
 
-def transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table, Table, Table, Table]:
-    """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned.
+class Moving(NamedTuple):
+    """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned, and
+    pinned where nothing of its size was before.
+
+    With pinned memory the first time counts by workers, not by size: the first worker's, and the others'.
+    """
+
+    flight: Table
+    first: Table
+    receive: Table
+    blocked: Table
+    pin: Table
+    pin_anew: Table = Table()
+    first_send: Table = Table()
+    others_first_send: Table = Table()
+
+
+def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
+    """What the way from worker to loop costs.
 
     To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
     With pinned memory a thread does that, and all of a landing is its work, one batch after another.
@@ -21,14 +39,43 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> tuple[Table, Table, 
     free = table(by_size(many, lambda run: _ready(run, landed, busy=False)), trimmed, flat=True)
     busy = table(by_size(many, lambda run: _ready(run, landed, busy=True)), trimmed, flat=True)
     pinned = table(by_size(many, lambda run: each(run, run.pin_s) if run.pin_s else []), median)
+    nothing = Table(flat=True)
     if any(pinned.seconds):
-        return Table(flat=True), table(first, median, flat=True), _apart(landed, pinned), Table(flat=True), pinned
-    blocked = _apart(busy, free) if any(busy.seconds) else Table(flat=True)
+        # Sending hands over memory, whatever its size: runs at all sizes tell of the same thing.
+        sent = table({1: [value for run in many for value in _sends(run)]}, median, flat=True)
+        return Moving(
+            flight=_apart(landed, sent, pinned),
+            first=nothing,
+            receive=sent,
+            blocked=nothing,
+            pin=pinned,
+            pin_anew=_pin_anew(moved, pinned),
+            first_send=_by_workers(many, lambda run: run.send_s[:1]),
+            others_first_send=_by_workers(many, lambda run: run.send_s[1 : run.num_workers]),
+        )
+    blocked = _apart(busy, free) if any(busy.seconds) else nothing
     flight = _apart(landed, free, blocked, pinned)
-    return flight, table(first, median, flat=True), free, blocked, pinned
+    return Moving(flight, table(first, median, flat=True), free, blocked, pinned)
 
 
-def pin_anew(runs: Sequence[Run], pin: Table) -> Table:
+def _sends(run: Run) -> list[float]:
+    return each(run, run.send_s) if run.send_s else []
+
+
+def _by_workers(runs: Sequence[Run], firsts: Callable[[Run], Sequence[float]]) -> Table:
+    """What first batches took longer to send than later ones, by how many workers there are.
+
+    The first worker's takes several times as long as the others', so that with many of them the batch that the loop
+    waits for is pinned after theirs.
+    """
+    found: dict[int, list[float]] = {}
+    for run in runs:
+        usual = median(_sends(run) or [0.0])
+        found.setdefault(run.num_workers, []).extend(max(0.0, seconds - usual) for seconds in firsts(run))
+    return table(found, median, flat=True)
+
+
+def _pin_anew(runs: Sequence[Run], pin: Table) -> Table:
     """What the first batch of a run costs more to pin: nothing of its size has been pinned before."""
     alone = [run for run in runs if run.pin_s and run.num_workers == 1]
     return table(by_size(alone, lambda run: [run.pin_s[0] - pin.at(run.batch_size)]), min)

@@ -156,6 +156,8 @@ class _Prober:
         pairs = dict.fromkeys(count for count in (cores // 2, cores) if count > 1)
         for count in pairs:
             yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
+        if any(run.pinned for run in self._runs):
+            return  # a thread of its own receives batches then, whatever the loop does meanwhile
         for size in dict.fromkeys((small, middle)):
             for share in (0.6, 1.2):  # of a batch's loading: workers still busy when the loop asks, and idle again
                 nap_s = share * self._batch_s(size)

@@ -1,0 +1,95 @@
+"""From probes to costs, on runs whose costs are known because they were made here."""
+
+from typing import Any
+
+import pytest
+
+from stoker.predict.fit import Level, fit, rising
+from stoker.predict.probes import Facts, Kind, Probes, Run
+from stoker.records import Setting, Subject
+
+COLLATE_S, SEND_S, PIN_S, ANEW_S, LATE_S = 0.004, 0.002, 0.005, 0.010, 0.030
+
+
+def run(workers: int, item_s: float, *, batch: int = 4, batches: int = 12, kind: Kind = "load", **more: Any) -> Run:
+    """Batches one after another, each with its items, its collating and, where pinned, its way to the loop."""
+    took = item_s * batch + COLLATE_S
+    began = [place // max(1, workers) * took for place in range(batches)]
+    ended = [start + took for start in began]
+    got = [end + 0.001 for end in ended]
+    return Run(
+        kind=kind,
+        batch_size=batch,
+        num_workers=workers,
+        prefetch_factor=2,
+        pinned=bool(more.get("pin_s")),
+        total_s=ended[-1],
+        start_s=0.0,
+        asked_s=tuple(began),
+        got_s=tuple(more.pop("got_s", got)),
+        done_s=tuple(got),
+        items=(batch,) * batches,
+        bytes=(100,) * batches,
+        worker=tuple(place % max(1, workers) for place in range(batches)),
+        began_s=tuple(began),
+        ended_s=tuple(ended),
+        cpu_s=(took,) * batches,
+        collate_s=(COLLATE_S,) * batches,
+        item_s=(item_s,) * (batch * batches),
+        **more,
+    )
+
+
+def probes(*runs: Run, cores: float = 8) -> Probes:
+    facts = Facts(
+        usable_cores=cores,
+        memory_bytes=1,
+        available_bytes=1,
+        shm_free_bytes=None,
+        open_files=1024,
+        gpu_memory_bytes=None,
+    )
+    subject = Subject(name="made", model="none", data="made", mode="infer", device="cuda:0", items=100, parameters=0)
+    return Probes(subject=subject, machine=facts, setting=Setting(), runs=runs)
+
+
+def test_values_that_fall_are_counted_together() -> None:
+    assert rising([Level(1.0, 3), Level(0.9, 9), Level(1.2, 4)]) == pytest.approx([0.925, 0.925, 1.2])
+    assert rising([Level(1.0, 1), Level(1.1, 1)]) == [1.0, 1.1]
+
+
+def test_a_core_is_not_faster_because_others_are_busy() -> None:
+    unlucky = fit(probes(run(0, 0.010), run(1, 0.010), run(8, 0.008, batches=32)))
+    assert unlucky.slow(8) == 1.0
+    assert 0.008 <= unlucky.worker_item_s.at(4) < 0.009, "most batches ran in the crowd"
+    crowded = fit(probes(run(0, 0.008), run(1, 0.008), run(8, 0.010, batches=32)))
+    assert crowded.worker_item_s.at(4) == pytest.approx(0.008)
+    assert crowded.slow(8) == pytest.approx((0.040 + COLLATE_S) / (0.032 + COLLATE_S))
+
+
+def test_an_item_takes_as_long_in_a_batch_larger_than_any_probed() -> None:
+    costs = fit(probes(run(0, 0.010), run(1, 0.006), run(1, 0.008, batch=8)))
+    assert costs.worker_item_s.at(8) == costs.worker_item_s.at(512)
+
+
+def test_a_landing_with_pinned_memory_comes_apart_into_its_parts() -> None:
+    def landed(workers: int) -> Run:
+        firsts = [LATE_S] + [0.0] * (workers - 1)
+        later = 12 - workers
+        send = [SEND_S + extra for extra in (*firsts, *[0.0] * later)]
+        pin = [PIN_S + extra for extra in (*[ANEW_S] * workers, *[0.0] * later)]
+        took = 4 * 0.010 + COLLATE_S
+        got = [
+            (place // workers + 1) * took + sending + pinning + 0.001
+            for place, (sending, pinning) in enumerate(zip(send, pin, strict=True))
+        ]
+        return run(workers, 0.010, got_s=got, send_s=tuple(send), pin_s=tuple(pin))
+
+    costs = fit(probes(run(0, 0.010), landed(1), landed(4)))
+    assert costs.pin_s.at(4) == pytest.approx(PIN_S)
+    assert costs.pin_anew_s.at(4) == pytest.approx(ANEW_S)
+    assert costs.receive_s.at(4) == pytest.approx(SEND_S)
+    assert costs.flight_s.at(4) == pytest.approx(0.001)
+    assert costs.first_flight_s.at(4) == 0.0, "making pinned memory is counted once"
+    assert costs.first_send_s.at(4) == pytest.approx(LATE_S)
+    assert costs.others_first_send_s.at(4) == 0.0
