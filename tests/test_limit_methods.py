@@ -32,6 +32,20 @@ class Given:
         return self._value
 
 
+class Begun:
+    """A try that was begun; it is made when somebody asks for what came of it."""
+
+    def __init__(self, card: "Card", batch_size: int) -> None:
+        self._card, self._batch_size = card, batch_size
+        Card.begun.append(batch_size)
+
+    def probe(self) -> Probe:
+        return self._card.attempt(self._batch_size)
+
+    def stop(self) -> None:
+        Card.stopped.append(self._batch_size)
+
+
 class Card:
     """Stands in for the process that tries are forked from, and for the card that they run on."""
 
@@ -40,13 +54,18 @@ class Card:
     filled_after: int | None = None
     broken_from: int | None = None
     tried: list[int]
+    begun: list[int]
+    stopped: list[int]
 
     def __init__(self, workload: stoker.Workload, job: Any, *, lazy: bool = False) -> None:
         self.job, self.example, self.model = job, worst_example(workload), torch.nn.Linear(2, 2)
-        Card.tried = []
+        Card.tried, Card.begun, Card.stopped = [], [], []
+
+    def begin(self, batch_size: int) -> Begun:
+        return Begun(self, batch_size)
 
     def room(self) -> Given:
-        return Given(Room(device="a card", total_bytes=TOTAL, free_bytes=self.free_bytes))
+        return Given(Room(device="a card", total_bytes=max(TOTAL, self.free_bytes), free_bytes=self.free_bytes))
 
     def attempt(
         self, batch_size: int, *, steps: int = 3, primed: bool = False, expandable: bool = False, weigh: bool = False
@@ -112,6 +131,41 @@ def test_a_good_guess_takes_two_tries(card: type[Card], monkeypatch: pytest.Monk
     follows(monkeypatch, likely=84, calm=84)
     assert ask().max_batch == 84
     assert Card.tried == [84, 85]
+
+
+@pytest.mark.parametrize(("total", "side_by_side"), [(20_000, True), (1_100, False)])
+def test_where_the_card_has_room_what_a_good_guess_needs_is_begun_at_once(
+    card: type[Card], monkeypatch: pytest.MonkeyPatch, total: int, side_by_side: bool
+) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    monkeypatch.setattr(card, "retries_above", 75)
+    monkeypatch.setattr(card, "free_bytes", total * MIB)
+    found = ask(gpu_memory_bytes=940 * MIB)
+    assert (found.max_batch, found.comfortable_batch) == (84, 70)
+    assert Card.tried == [84, 85, 70]
+    assert Card.begun == ([84, 85, 70] if side_by_side else [])
+    assert Card.stopped == []
+
+
+def test_tries_that_nobody_needs_are_ended(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
+    found = ask(gpu_memory_bytes=940 * MIB)
+    assert (found.max_batch, found.comfortable_batch) == (84, 84)
+    assert Card.stopped == [70]
+
+
+def test_a_whole_card_is_never_shared(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    assert ask().max_batch == 84
+    assert Card.begun == []
+
+
+def test_cudnn_benchmark_gets_one_more_try_for_comfort(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=80)
+    monkeypatch.setattr(card, "retries_above", 10)
+    assert ask(cudnn_benchmark=True).comfortable_batch is None
+    assert Card.tried == [84, 85, 80]
 
 
 def test_auto_finds_it_by_trying_alone_where_a_step_cannot_be_followed(card: type[Card]) -> None:

@@ -65,6 +65,18 @@ def test_a_try_beyond_its_budget_is_out_of_memory_and_nothing_worse() -> None:
     assert probe.problem is not None
 
 
+def two_at_once(emit: Any = None) -> stoker.records.Record:
+    made = cradle(wide(), budget_bytes=512 * MIB)
+    unwanted, wanted = made.begin(64), made.begin(32)
+    unwanted.stop()
+    return wanted.probe()
+
+
+def test_tries_run_side_by_side_and_one_can_be_given_up() -> None:
+    probe = in_child(two_at_once)
+    assert (probe.batch_size, probe.outcome) == (32, "done")
+
+
 def test_what_a_forked_call_raises_comes_back_as_words() -> None:
     def fails() -> int:
         raise ValueError("no")

@@ -2,6 +2,7 @@
 
 import re
 import resource
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -103,21 +104,47 @@ class Cradle:
         weigh: bool = False,
     ) -> Probe:
         """Try a batch size. `primed`: a tiny batch goes first; `expandable`: with segments that grow."""
-        began = perf_counter()
+        return self.begin(batch_size, steps=steps, primed=primed, expandable=expandable, weigh=weigh).probe()
+
+    def begin(
+        self,
+        batch_size: int,
+        *,
+        steps: int = STEPS,
+        primed: bool = False,
+        expandable: bool = False,
+        weigh: bool = False,
+    ) -> "Attempt":
+        """The same, under way."""
         model = self.model
 
         def run() -> Probe:
             torch.set_num_threads(self._threads)
             return _Try(self, model, expandable).run(batch_size, steps=steps, primed=primed, weigh=weigh)
 
-        result = Forked(run, Probe).result()
-        seconds = perf_counter() - began
+        return Attempt(batch_size, run)
+
+
+class Attempt:
+    """A try under way in a process of its own."""
+
+    def __init__(self, batch_size: int, run: Callable[[], Probe]) -> None:
+        self._batch_size, self._began = batch_size, perf_counter()
+        self._forked = Forked(run, Probe)
+
+    def probe(self) -> Probe:
+        """What came of it; waits for it."""
+        result = self._forked.result()
+        seconds = perf_counter() - self._began
         if isinstance(result, Failure):
             if result.kind:
                 raise StokerError(result.sentence)
             problem = Problem(sentence=result.sentence, detail=result.trace or None)
-            return Probe(batch_size=batch_size, outcome="crashed", seconds=seconds, problem=problem)
+            return Probe(batch_size=self._batch_size, outcome="crashed", seconds=seconds, problem=problem)
         return msgspec.structs.replace(result, seconds=seconds)
+
+    def stop(self) -> None:
+        self._forked.stop()
 
 
 class _Try:

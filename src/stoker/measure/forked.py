@@ -1,6 +1,7 @@
 """Calls in processes forked from this one: each begins where this process stands, and leaves nothing behind in it."""
 
 import os
+import signal
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +28,12 @@ class Forked(Generic[T]):
             os.close(self._read)
             _be_child(function, write)
         os.close(write)
+
+    def stop(self) -> None:
+        """End it; nobody wants its result any more."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.close(self._read)
+        os.waitpid(self._pid, 0)
 
     def result(self) -> T | Failure:
         """What it returned, or how it failed; `signal` is what ended it, if something did."""

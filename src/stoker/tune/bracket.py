@@ -33,19 +33,20 @@ def close(holds: Callable[[int], bool], *, guess: int, ceiling: int, tolerance: 
 
 
 def _is_closed(ran: int, failed: int | None, tolerance: float) -> bool:
-    return failed is not None and failed - ran <= _gap(ran, tolerance)
+    return failed is not None and failed - ran <= gap(ran, tolerance)
 
 
-def _gap(size: int, tolerance: float) -> int:
+def gap(size: int, tolerance: float) -> int:
+    """How far apart two sizes may be."""
     return max(1, int(size * tolerance))
 
 
 def _next(ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int) -> tuple[int, int]:
     """Where to look next: outwards in strides that double until both ends are known, then the middle."""
     if failed is None:
-        return min(ceiling, ran + stride * _gap(ran, tolerance)), stride * 2
+        return min(ceiling, ran + stride * gap(ran, tolerance)), stride * 2
     if not ran:
-        return max(1, failed - stride * _gap(failed, tolerance)), stride * 2
+        return max(1, failed - stride * gap(failed, tolerance)), stride * 2
     return (ran + failed) // 2, stride
 
 

@@ -1,10 +1,12 @@
 """One question about the largest batch while it is being answered: the device, the budget, and every size tried."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from stoker.errors import InputError, MachineError, StokerError
 from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.attempts import Cradle, Job, Probe, Room
+from stoker.measure.attempts import Attempt, Cradle, Job, Probe, Room
 from stoker.measure.forked import Forked
 from stoker.measure.isolate import Emit
 from stoker.measure.server import Failure
@@ -20,6 +22,8 @@ from stoker.workload.examples import Example
 _HOST_SHARE = 0.9
 """Of the host's free memory: the rest of the machine lives there too."""
 _NOTABLE_BYTES = 64 * 2**20
+_CONTEXT_BYTES = 2**30
+"""More than a process holds on a device beside its tensors."""
 
 
 class Search:
@@ -37,6 +41,8 @@ class Search:
         self.budget_bytes = 0
         self.weights_matter = True
         self._items: int | None = None
+        self._free_bytes = 0
+        self._begun: dict[int, Attempt] = {}
 
     # ------------------------------------------------------------ what every run needs
 
@@ -80,6 +86,7 @@ class Search:
 
     def _settle_budget(self, room: Room) -> None:
         """What tensors may take, with what others hold taken off."""
+        self._free_bytes = room.free_bytes
         asked, reserve = self.question.gpu_memory_bytes, self.question.reserve_bytes
         if asked is not None and asked > room.total_bytes:
             raise InputError(
@@ -102,13 +109,26 @@ class Search:
         capped = asked is not None or reserve or self.on_host
         self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=self.budget_bytes if capped else None)
 
+    def begin(self, sizes: Iterable[int]) -> None:
+        """Try some sizes side by side, where the device has room for all of them; `try_size` finds them under way."""
+        wanted = list(dict.fromkeys(sizes))
+        each_bytes = self.budget_bytes + _CONTEXT_BYTES
+        if self.cradle.job.budget_bytes is not None and len(wanted) * each_bytes <= self._free_bytes:
+            self._begun = {size: self.cradle.begin(size) for size in wanted}
+
+    def end(self) -> None:
+        """Whatever is still under way is not wanted any more."""
+        while self._begun:
+            self._begun.popitem()[1].stop()
+
     def holds(self, batch_size: int) -> bool:
         return self.try_size(batch_size).outcome == "done"
 
     def try_size(self, batch_size: int, *, steps: int = 3, weigh: bool = False) -> Probe:
         """Run it; a step that fails for want of anything but memory ends the search where nothing smaller ran."""
         self.emit("phase", f"trying a batch of {batch_size}")
-        probe = self.cradle.attempt(batch_size, steps=steps, weigh=weigh)
+        begun = self._begun.pop(batch_size, None)
+        probe = begun.probe() if begun else self.cradle.attempt(batch_size, steps=steps, weigh=weigh)
         self.probes[batch_size] = probe
         if probe.outcome in ("failed", "crashed") and not any(
             other.outcome == "done" and other.batch_size < batch_size for other in self.probes.values()

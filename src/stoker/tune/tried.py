@@ -9,7 +9,7 @@ from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
 from stoker.tune import traced
-from stoker.tune.bracket import Bracket, bisected, close, doubled
+from stoker.tune.bracket import Bracket, bisected, close, doubled, gap
 from stoker.tune.limit import Change, Limit, Question
 from stoker.tune.searching import Search
 from stoker.tune.traced import Estimate
@@ -80,15 +80,26 @@ def by_auto(search: Search) -> Limit:
     if search.on_host:
         return _by_host(search)
     estimate = traced.estimate(search.log, search.budget_bytes) if search.log else None
-    if estimate:
-        found = close(search.holds, guess=estimate.likely, ceiling=_CEILING, tolerance=search.question.tolerance)
-    else:
-        wide = doubled(search.holds, start=_FIRST_DOUBLING, ceiling=_CEILING)
-        found = bisected(search.holds, wide, tolerance=search.question.tolerance)
-    search.need(found)
-    comfortable = _comfortable(search, found.ran, estimate)
+    try:
+        found = _closed(search, estimate)
+        search.need(found)
+        comfortable = _comfortable(search, found.ran, estimate)
+    finally:
+        search.end()
     limit = search.ran(found, comfortable, estimate, "auto")
     return msgspec.structs.replace(limit, remedies=_remedies(search, found)) if search.question.advise else limit
+
+
+def _closed(search: Search, estimate: Estimate | None) -> Bracket:
+    """The edge, from where it is told to be; what a right guess would need is begun at once."""
+    tolerance = search.question.tolerance
+    if not estimate:
+        wide = doubled(search.holds, start=_FIRST_DOUBLING, ceiling=_CEILING)
+        return bisected(search.holds, wide, tolerance=tolerance)
+    guess = estimate.likely
+    calm = (estimate.calm,) if 0 < estimate.calm < guess else ()
+    search.begin((guess, guess + gap(guess, tolerance), *calm))
+    return close(search.holds, guess=guess, ceiling=_CEILING, tolerance=tolerance)
 
 
 def by_search(search: Search) -> Limit:
@@ -181,7 +192,8 @@ def _by_host(search: Search) -> Limit:
 def _comfortable(search: Search, ran: int, estimate: Estimate | None) -> int | None:
     """The largest size seen to run without a retry; a few more are tried where the largest needed one."""
     size = min(estimate.calm, ran - 1) if estimate else ran * 9 // 10
-    for _ in range(_COMFORT_TRIES):
+    benchmark = search.question.cudnn_benchmark  # its tries take long, and its algorithms make the allocator retry
+    for _ in range(1 if benchmark else _COMFORT_TRIES):
         if search.calm() or size < 1:
             break
         search.try_size(size)
