@@ -90,8 +90,7 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     began = perf_counter()
     source = stoker.Named(spec=row["model"], data="device")
     found: Row = {**row, "key": key(row), "peers": peers, "torch": str(torch.__version__)}
-    found["cudnn"] = torch.backends.cudnn.version()
-    _warm(row)
+    found |= in_child(_versions)  # it cannot be asked here: nothing that uses a GPU could be forked afterwards
     found["auto"] = brief(stoker.limit(source, method="auto", **asked(row)))
     auto = found["auto"]["max_batch"]
     if not peers:
@@ -109,15 +108,11 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     return found
 
 
-def _warm(row: Row) -> None:
-    """The process that tries are forked from is there, and has what the model needs, before time counts."""
-    from stoker.measure import isolate
+def _versions(emit: Any) -> Row:
+    """Asking for it also sees to it that the process that tries are forked from is there before time counts."""
+    import torch
 
-    isolate.value(isolate.run(_nothing, (), kind=int))
-
-
-def _nothing(emit: Any) -> int:
-    return 0
+    return {"cudnn": torch.backends.cudnn.version()}
 
 
 def brief(found: Any) -> Row:

@@ -164,6 +164,32 @@ def test_points_are_a_product_and_larger_kernels_copy_their_operands() -> None:
     assert workspaces(3, "bf16") == [image + 64 * 64 * 9 * ITEM // 2]
 
 
+def test_an_output_is_there_before_its_product_asks_for_a_workspace() -> None:
+    """As recorded of every model: what is kept lies behind the output, not before it."""
+    log = log_of(lambda: nn.Linear(1024, 512), torch.zeros(1024), "infer")
+    born = [log.storages[event] for event in log.first if event >= 0]
+    place = next(number for number, storage in enumerate(born) if storage.kind == "workspace")
+    assert born[place - 1].at(64) == 64 * 512 * ITEM
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "precision", "kept"),
+    [(128, 128, "fp32", True), (64, 64, "fp32", False), (128, 32, "fp32", False), (128, 128, "bf16", False)],
+)
+def test_long_sums_over_many_tiles_keep_parts_of_the_last(
+    channels: int, outputs: int, precision: str, kept: bool
+) -> None:
+    """As recorded of alexnet, resnet18 and vgg16; 16 by 16 points are two tiles of 128 an item."""
+    layer = partial(nn.Conv2d, channels, outputs, 3, padding=1)
+    log = log_of(layer, torch.zeros(channels, 16, 16), "infer", precision, gpu="h200")
+    (storage,) = (storage for storage in log.storages if storage.kind == "scratch")
+    eight_waves = 8 * 132 // 2
+    copies = round(storage.item_bytes * eight_waves) + storage.fixed_bytes
+    assert storage.at(eight_waves) == copies
+    more = storage.at(eight_waves + 1) - round(storage.item_bytes * (eight_waves + 1)) - storage.fixed_bytes
+    assert more == (132 * 2**17 // 3 if kept else 0)
+
+
 @pytest.mark.parametrize(("channels", "precision", "copied"), [(256, "fp32", True), (64, "fp32", False)])
 def test_points_in_larger_steps_write_their_output_in_place(channels: int, precision: str, copied: bool) -> None:
     """As recorded of resnet50: the input and the weights are copied, from few channels nothing."""

@@ -53,6 +53,26 @@ def _power_of_two(count: int, most: int) -> int:
     return most if count >= most else 1 << (max(1, count).bit_length() - 1)
 
 
+class TailWave(Record, frozen=True):
+    """What a convolution keeps of its output's last tiles, where they are too few for all multiprocessors and each is
+    split among several.
+
+    On record it is between nothing and a tile of 256 by 128 sums for each multiprocessor, by a rule that we have not
+    found. Beyond eight waves of tiles it is more often something than nothing, and then a third of that in the mean.
+    """
+
+    tiles_an_item: float
+    multiprocessors: int
+
+    def at(self, batch_size: int) -> int:
+        waves = self.tiles_an_item * batch_size / self.multiprocessors
+        return self.multiprocessors * _TILE_BYTES // 3 if waves > _FEW_WAVES else 0
+
+
+_TILE_BYTES = 256 * 128 * _SUM_BYTES
+_FEW_WAVES = 8
+
+
 class Storage(Record, frozen=True):
     """One piece of memory: so many bytes, so many more for each item of the batch, and for each pair of items.
 
@@ -68,6 +88,7 @@ class Storage(Record, frozen=True):
     operator: str = ""
     reduction: Reduction | None = None
     elements_an_item: float = 0.0
+    tail: TailWave | None = None
 
     def is_optional(self, batch_size: int) -> bool:
         return self.kind == "scratch" and self.elements_an_item * batch_size < _MOST_ELEMENTS
@@ -75,7 +96,8 @@ class Storage(Record, frozen=True):
     def at(self, batch_size: int) -> int:
         if self.reduction is not None:
             return self.reduction.at(batch_size)
-        return self.fixed_bytes + round(self.item_bytes * batch_size + self.square_bytes * batch_size**2)
+        tail = self.tail.at(batch_size) if self.tail is not None else 0
+        return self.fixed_bytes + tail + round(self.item_bytes * batch_size + self.square_bytes * batch_size**2)
 
 
 class AllocationLog(Record, frozen=True):

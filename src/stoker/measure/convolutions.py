@@ -10,8 +10,9 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
 - From few channels to many, and in volumes from few channels to any, the output is written in its place at once; so
   it is in full precision by points in larger steps, and from few channels of an image that takes nothing.
 
-Gradients of other weights are split over the multiprocessors. All of it is `scratch`: where there is no room cuDNN has
-a plan that does without, as long as the input has fewer elements than 32 bits can count.
+Gradients of other weights are split over the multiprocessors, and so, in full precision, are the last tiles of a large
+output with long sums. All of it is `scratch`: where there is no room cuDNN has a plan that does without, as long as the
+input has fewer elements than 32 bits can count.
 """
 
 from math import prod
@@ -35,6 +36,9 @@ _MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
 _IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 4, 7
 _FEW_CHANNELS, _MANY_CHANNELS, _WRITTEN_SIDE = 64, 128, 3
 _FEW_IN_STEPS = 128
+_LONG_SUMS = 1152
+"""The fewest products in a sum that a forward pass was seen to split."""
+_ALL_COPIES = 3
 _VOLUME_DIMENSIONS = 5
 
 
@@ -46,7 +50,8 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     stride, transposed, groups = args[3], args[6], args[8]
     if groups == 1 and not channels_last(x, weight):
         ends = (result, x) if transposed else (x, result)
-        _take(log, _output_sizes(*ends, weight, stride), x)
+        sizes = _output_sizes(*ends, weight, stride)
+        _take(log, sizes, x, tiles=_split_tiles(*ends, weight) if len(sizes) == _ALL_COPIES else 0)
     for copy in copies:
         copy()
     return result
@@ -77,9 +82,9 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-def _take(log: "Recorder", sizes: tuple[int, ...], x: Any) -> None:
+def _take(log: "Recorder", sizes: tuple[int, ...], x: Any, *, tiles: int = 0) -> None:
     if sizes:
-        log.scratched(*sizes, elements=x.numel())
+        log.scratched(*sizes, elements=x.numel(), tiles=tiles)
 
 
 def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
@@ -127,6 +132,15 @@ def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
     if x.shape[1] <= _FEW_CHANNELS and (in_volume or y.shape[1] >= _MANY_CHANNELS) and side == _WRITTEN_SIDE:
         return sizes[0], sizes[2]
     return sizes
+
+
+def _split_tiles(x: Any, y: Any, weight: Any) -> int:
+    """The tiles of an output with long sums in full precision: those of the last wave are split, none of others."""
+    in_volume = x.dim() == _VOLUME_DIMENSIONS
+    long = y.shape[1] >= _MANY_CHANNELS and prod(weight.shape[1:]) >= _LONG_SUMS
+    if in_volume or not long or x.element_size() != _SUM_BYTES:
+        return 0
+    return int(-(-y.numel() // y.shape[1] // _TILE_SIDE) * -(-y.shape[1] // (2 * _TILE_SIDE)))
 
 
 def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, multiprocessors: int, *, last: bool) -> tuple[int, ...]:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from math import prod
 from typing import Any
 
+import msgspec
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.measure import attention, composites, recurrent, scratch
-from stoker.measure.allocation_log import Kind, Reduction, Storage
+from stoker.measure.allocation_log import Kind, Reduction, Storage, TailWave
 from stoker.measure.architectures import Architecture
 from stoker.measure.fake_cuda import CUDA, META, Engine
 from stoker.measure.fused_layers import WRITTEN_OUT
@@ -92,14 +93,14 @@ class Recorder(TorchDispatchMode):
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # without autograd's keys composites arrive whole
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if func in _MATRIX_PRODUCTS:
-            self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         kernel = _KERNELS.get(func)
         if kernel is not None:
             return kernel(self, func, args, kwargs)
         result = returned(func, args, kwargs)
         if not self._in_place(func, args, result):
             self.born(result)
+        if func in _MATRIX_PRODUCTS:  # an output is there before its product asks for a handle
+            self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         return result
 
     def _where(self, tensor: Any) -> torch.device:
@@ -157,9 +158,13 @@ class Recorder(TorchDispatchMode):
         number = self._new(sizes)
         return lambda: self.events.append(-number - 1)
 
-    def scratched(self, *sizes: int, elements: int) -> None:
-        """What a convolution takes and gives back, if it can be had; `elements` are those of its input."""
+    def scratched(self, *sizes: int, elements: int, tiles: int = 0) -> None:
+        """What a convolution takes and gives back, if it can be had; `elements` are those of its input, `tiles` those
+        of its output where the last ones may be split."""
         number = self._new(sizes, "scratch", elements)
+        if tiles:
+            wave = TailWave(tiles_an_item=tiles / TRACED_BATCH, multiprocessors=self.multiprocessors)
+            self.storages[number] = msgspec.structs.replace(self.storages[number], tail=wave)
         self.events.append(-number - 1)
 
     def summed(self, sums: int, rows: int) -> None:
