@@ -7,6 +7,8 @@ of its neighbours, but seconds do, so those of `--alone` are the ones to quote (
 that the result file has are not run again, so that several visits add up.
 """
 
+import contextlib
+import importlib
 import json
 import math
 import time
@@ -88,6 +90,8 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     from stoker.errors import StokerError
 
     began = perf_counter()
+    if peers:
+        _import_libraries()
     source = stoker.Named(spec=row["model"], data="device")
     found: Row = {**row, "key": key(row), "peers": peers, "torch": str(torch.__version__)}
     found |= in_child(_versions)  # it cannot be asked here: nothing that uses a GPU could be forked afterwards
@@ -106,6 +110,14 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
             found[name] = forked(run, row, auto)
     found["wall_s"] = perf_counter() - began
     return found
+
+
+def _import_libraries() -> None:
+    """Before the process is there that tries are forked from: it has then what the peers' processes have, for Lightning
+    imports transformers on its own account."""
+    for name in ("timm", "transformers"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def _versions(emit: Any) -> Row:

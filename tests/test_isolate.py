@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -122,6 +124,27 @@ def test_the_child_sees_the_callers_folder_and_environment(tmp_path: Path, monke
     monkeypatch.setenv("STOKER_TEST_WORD", "coal")
     seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
     assert seen == {"folder": str(tmp_path), "word": "coal"}
+
+
+def has_imported(name: str, emit: isolate.Emit) -> bool:
+    return name in sys.modules
+
+
+@pytest.mark.parametrize("imported", [True, False])
+def test_a_library_of_models_is_imported_once_where_the_caller_has_it(
+    imported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "timm.py").write_text("", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    if imported:
+        monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
+    server = isolate.Server()
+    monkeypatch.setattr(isolate, "_server", server)
+    try:
+        assert isolate.value(isolate.run(has_imported, ("timm",), kind=bool)) == imported
+    finally:
+        server.close()
 
 
 def test_what_cannot_be_sent_says_what_to_give_instead() -> None:

@@ -25,7 +25,19 @@ import psutil
 
 from stoker import errors
 from stoker.errors import InputError, MachineError, StokerError
-from stoker.measure.server import ERROR, EVENT, FRAME, HEADER, RESULT, STATUS, Call, Failure, kill_group, receive
+from stoker.measure.server import (
+    ERROR,
+    EVENT,
+    FRAME,
+    HEADER,
+    RESULT,
+    SHARED,
+    STATUS,
+    Call,
+    Failure,
+    kill_group,
+    receive,
+)
 
 T = TypeVar("T")
 Emit = Callable[[str, Any], None]
@@ -54,7 +66,8 @@ class Server:
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-P", "-m", "stoker.measure.server", str(theirs.fileno())]
+            libraries = [name for name in SHARED if name in sys.modules]
+            command = [sys.executable, "-P", "-m", "stoker.measure.server", str(theirs.fileno()), *libraries]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],

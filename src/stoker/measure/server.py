@@ -1,10 +1,12 @@
 """The process that trials are forked from: it imports torch once, touches no device, and forks a child for each job.
 
-It is started by `isolate.Server` as `python -m stoker.measure.server FD`, where FD is one end of a socket pair. For
-each job it gets three open files (events, output, stacks) and a pickled call, and answers with the child's pid and,
-when that has ended, its wait status. When the other end of the socket closes, whatever still runs is killed.
+It is started by `isolate.Server` as `python -m stoker.measure.server FD LIBRARY...`, where FD is one end of a socket
+pair and the libraries are those of `SHARED` that the caller has imported. For each job it gets three open files
+(events, output, stacks) and a pickled call, and answers with the child's pid and, when that has ended, its wait status.
+When the other end of the socket closes, whatever still runs is killed.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import importlib
@@ -16,7 +18,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ HEADER = struct.Struct("!Q")
 STATUS = struct.Struct("!qq")
 FRAME = struct.Struct("!cI")
 EVENT, RESULT, ERROR = b"E", b"R", b"X"
+SHARED = ("timm", "transformers")
+"""Libraries of models, which take seconds to import."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -161,17 +165,21 @@ def _die_with_parent() -> None:
             os._exit(1)
 
 
-def preload() -> None:
-    """Import what every trial needs; nothing here may touch a device or start a thread."""
+def preload(libraries: Sequence[str] = ()) -> None:
+    """Import what every trial needs, and libraries that the caller has imported too; nothing here may touch a device or
+    start a thread."""
     for module in ("torch.utils.data", "torchvision.transforms", "stoker.measure.pipeline", "stoker.workload.source"):
         importlib.import_module(module)
+    for library in libraries:
+        with contextlib.suppress(Exception):  # a trial that needs it will say what is wrong
+            importlib.import_module(library)
 
 
 def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
-    preload()
+    preload(sys.argv[2:])
     serve(sock)
 
 

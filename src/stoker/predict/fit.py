@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.predict.batches import begins, by_size, each, warm
 from stoker.predict.costs import Costs, Table, table
-from stoker.predict.items import means, usual_s
+from stoker.predict.items import against, means, usual_s
 from stoker.predict.moving import transport
 from stoker.predict.probes import Probes, Run
 from stoker.predict.stepping import step_of
@@ -52,7 +52,7 @@ def fit(probes: Probes) -> Costs:
         worker_item_s=item,
         waiting_share=waiting,
         collate_s=collate,
-        cold_s=_cold(single, usual, item, collate),
+        cold_s=_cold([run for run in loads if warm(run)], usual, collate),
         gap_s=table(by_size(moved, _gaps), median, flat=True),
         flight_s=moving.flight,
         first_flight_s=moving.first,
@@ -140,16 +140,21 @@ def _waiting(runs: Sequence[Run]) -> float:
     return share if share > _IO_LEAST else 0.0
 
 
-def _cold(runs: Sequence[Run], usual: dict[int, float], item: Table, collate: Table) -> Table:
-    """What a worker's first batch costs more than later ones, for the same items."""
+def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table) -> Table:
+    """What a worker's first batch costs more than later ones, for the same items.
+
+    Later batches of the same run say how fast the machine was just then: it may have been otherwise in other runs.
+    """
     mean = fmean(usual.values())
     extra: dict[int, list[float]] = {}
     for run in runs:
         if run.num_workers:
-            size = run.items[0]
-            ratio = item.at(size) / mean
-            expected = ratio * sum(usual.get(place, mean) for place in range(size)) + collate.at(size)
-            extra.setdefault(run.batch_size, []).append(run.ended_s[0] - run.began_s[0] - expected)
+            first = begins(run)
+            own = against(run, run.load_s, usual)
+            for place in range(min(run.num_workers, len(run.items))):
+                places = range(first[place], first[place + 1])
+                expected = own * sum(usual.get(each, mean) for each in places) + collate.at(run.items[place])
+                extra.setdefault(run.batch_size, []).append(run.ended_s[place] - run.began_s[place] - expected)
     return table(extra, fmean)
 
 
@@ -170,7 +175,13 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
     A core never gets faster because others are busy: where it seems so, the run with one worker, which is the shortest,
     was unlucky, and all are counted together. The second answer is, by batch size, how much less it should have taken.
     """
-    alone = {run.batch_size: _cpu_by_item(run) for run in runs if run.num_workers == 1}
+    alone: dict[int, dict[int, float]] = {}
+    for run in runs:
+        if run.num_workers == 1:
+            before = alone.get(run.batch_size, {})
+            alone[run.batch_size] = {
+                place: fmean((seconds, before.get(place, seconds))) for place, seconds in _cpu_by_item(run).items()
+            }
     found = {1.0: Level(1.0, sum(map(len, alone.values())))}
     for run in sorted(runs, key=lambda run: run.num_workers):
         if run.num_workers > 1 and run.batch_size in alone:

@@ -11,6 +11,7 @@ import numpy as np
 from stoker.errors import InputError
 from stoker.predict.costs import Costs, Step, faster
 from stoker.predict.fit import fit
+from stoker.predict.items import drift
 from stoker.predict.loader import Load, Seen, simulate
 from stoker.predict.probes import Probes, Run
 from stoker.records import Record, Setting
@@ -52,6 +53,7 @@ class Predictor:
         self.probes = probes
         fitted = fit(probes)
         self.residual = _residual(fitted, probes)
+        self.drift = drift([run for run in probes.of("load") if run.began_s])
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
 
     def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
@@ -101,10 +103,11 @@ class Predictor:
         )
 
     def _half_width(self, totals: Sequence[float], least: float) -> float:
-        """Relative: what the probes' own replay missed, what resampled items differ by, and the noise of any run."""
+        """Relative: what the probes' own replay missed or the noise of any run, what resampled items differ by, and how
+        much faster or slower the machine became while it was probed."""
         centre = median(totals)
         spread = (max(totals) - min(totals)) / max(centre, 1e-12)
-        return min(0.9, float(np.hypot(max(least, 1.5 * self.residual), spread)))
+        return min(0.9, float(np.linalg.norm([max(least, 1.5 * self.residual), spread, self.drift])))
 
 
 def predict(

@@ -48,8 +48,8 @@ def per_item(run: Run) -> Sequence[float]:
     return [load / count for load, count in zip(run.load_s, run.items, strict=True) for _ in range(count)]
 
 
-def _against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> float | None:
-    """What a warm batch took against what its items usually take; None where none of those are known.
+def against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> float:
+    """What a warm batch took against what its items usually take, or where none of those are known, the mean item.
 
     The middle one of all batches: whatever else the machine did for a moment is not the loader's.
     """
@@ -59,7 +59,17 @@ def _against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> flo
         places = range(first[place], first[place] + run.items[place])
         if all(item in usual for item in places):
             ratios.append(seconds[place] / max(sum(usual[item] for item in places), 1e-12))
-    return median(ratios) if ratios else None
+    return median(ratios) if ratios else median(each(run, seconds)) / run.batch_size / fmean(usual.values())
+
+
+def drift(runs: Sequence[Run]) -> float:
+    """How far apart runs of the same setting lie that were made at different times, relative: some machines are not
+    always as fast."""
+    found: dict[tuple[int, int], list[float]] = {}
+    for run in runs:
+        found.setdefault((run.batch_size, run.num_workers), []).append(median(each(run, run.load_s)))
+    apart = [max(values) / max(min(values), 1e-12) - 1 for values in found.values() if len(values) > 1]
+    return max(apart, default=0.0)
 
 
 def means(runs: Sequence[Run], usual: dict[int, float], seconds: Callable[[Run], Sequence[float]]) -> Table:
@@ -67,8 +77,5 @@ def means(runs: Sequence[Run], usual: dict[int, float], seconds: Callable[[Run],
     mean = fmean(usual.values())
     found: dict[int, list[float]] = {}
     for run in runs:
-        ratio = _against(run, seconds(run), usual)
-        if ratio is None:
-            ratio = median(each(run, seconds(run))) / run.batch_size / mean
-        found.setdefault(run.batch_size, []).append(ratio * mean)
+        found.setdefault(run.batch_size, []).append(against(run, seconds(run), usual) * mean)
     return table(found, fmean, flat=True)

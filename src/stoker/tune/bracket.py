@@ -1,6 +1,7 @@
 """Search over a predicate of the batch size: the largest that holds, and one shown to fail just above it."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stoker.records import Record
 
@@ -15,38 +16,65 @@ class Bracket(Record, frozen=True):
     failed: int | None
 
 
-def close(holds: Callable[[int], bool], *, guess: int, ceiling: int, tolerance: float = 0.01) -> Bracket:
+def close(
+    holds: Callable[[int], bool],
+    *,
+    guess: int,
+    ceiling: int,
+    tolerance: float = 0.01,
+    ahead: Callable[[list[int]], None] | None = None,
+) -> Bracket:
     """Close in on the edge from a guess: the better the guess, the fewer tries.
 
-    Ends when a size that held and one that failed lie within `tolerance`, or one apart.
+    Ends when a size that held and one that failed lie within `tolerance`, or one apart. Before each try `ahead` is told
+    its size and those that would come next, whether it holds or fails.
     """
-    ran, failed = 0, None
-    size, stride = max(1, min(guess, ceiling)), 1
+    state = _State(0, None, max(1, min(guess, ceiling)), 1)
     while True:
-        if holds(size):
-            ran, stride = size, stride if failed is None else 1
-        else:
-            failed = size
-        if (failed is None and ran >= ceiling) or _is_closed(ran, failed, tolerance):
-            return Bracket(ran=ran, failed=failed)
-        size, stride = _next(ran, failed, stride, tolerance, ceiling)
+        after = {held: _after(state, held, tolerance, ceiling) for held in (True, False)}
+        if ahead:
+            ahead([state.size, *(each.size for each in after.values() if not _is_over(each, tolerance, ceiling))])
+        state = after[holds(state.size)]
+        if _is_over(state, tolerance, ceiling):
+            return Bracket(ran=state.ran, failed=state.failed)
+
+
+class _State(NamedTuple):
+    """Between two tries: what is known, what comes next, and how far the one after that would stride."""
+
+    ran: int
+    failed: int | None
+    size: int
+    stride: int
+
+
+def _after(state: _State, held: bool, tolerance: float, ceiling: int) -> _State:
+    ran, failed, size, stride = state
+    if held:
+        ran, stride = size, stride if failed is None else 1
+    else:
+        failed = size
+    return _State(ran, failed, *_next(ran, failed, stride, tolerance, ceiling))
+
+
+def _is_over(state: _State, tolerance: float, ceiling: int) -> bool:
+    return (state.failed is None and state.ran >= ceiling) or _is_closed(state.ran, state.failed, tolerance)
 
 
 def _is_closed(ran: int, failed: int | None, tolerance: float) -> bool:
-    return failed is not None and failed - ran <= gap(ran, tolerance)
+    return failed is not None and failed - ran <= _gap(ran, tolerance)
 
 
-def gap(size: int, tolerance: float) -> int:
-    """How far apart two sizes may be."""
+def _gap(size: int, tolerance: float) -> int:
     return max(1, int(size * tolerance))
 
 
 def _next(ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int) -> tuple[int, int]:
     """Where to look next: outwards in strides that double until both ends are known, then the middle."""
     if failed is None:
-        return min(ceiling, ran + stride * gap(ran, tolerance)), stride * 2
+        return min(ceiling, ran + stride * _gap(ran, tolerance)), stride * 2
     if not ran:
-        return max(1, failed - stride * gap(failed, tolerance)), stride * 2
+        return max(1, failed - stride * _gap(failed, tolerance)), stride * 2
     return (ran + failed) // 2, stride
 
 

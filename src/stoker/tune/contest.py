@@ -17,7 +17,7 @@ from stoker.tune.objective import Measured, Objective, measured
 
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
-_LEAST_RUN_S, _MOST_RUN_S = 1.5, 5.0
+_LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.5, 5.0, 0.3
 _APART = 0.05
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart."""
 
@@ -45,8 +45,9 @@ def contend(
 
 def _runners(found: Sequence[Candidate], left_s: float) -> list[Candidate]:
     """The predicted best few; more where time allows two runs of each, of those that may be better than predicted."""
-    most = min(_MOST_RUNNERS, int(left_s / (2 * _LEAST_RUN_S)))
     best_s = found[0].predicted_s
+    run_s = min(_LEAST_RUN_S, best_s) + _BETWEEN_S
+    most = min(_MOST_RUNNERS, int(left_s / (2 * run_s)))
     more = [each for each in found[_RUNNERS:most] if _least_s(each) <= best_s]
     return [*found[:_RUNNERS], *more]
 

@@ -87,6 +87,7 @@ class _Prober:
         yield from self._loading(small, middle, large)
         yield from self._steps(small, middle, large)
         yield from self._crowds(small, middle)
+        yield from self._keep("load", middle, 1, batches=self._batches(middle, 4))  # is the machine as fast as before?
         if can_keep_memory():
             yield from self._keep("kept", middle, 1, batches=self._batches(middle, 4))
         return self._probes()

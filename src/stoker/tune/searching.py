@@ -110,11 +110,16 @@ class Search:
         self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=self.budget_bytes if capped else None)
 
     def begin(self, sizes: Iterable[int]) -> None:
-        """Try some sizes side by side, where the device has room for all of them; `try_size` finds them under way."""
-        wanted = list(dict.fromkeys(sizes))
-        each_bytes = self.budget_bytes + _CONTEXT_BYTES
-        if self.cradle.job.budget_bytes is not None and len(wanted) * each_bytes <= self._free_bytes:
-            self._begun = {size: self.cradle.begin(size) for size in wanted}
+        """Try sizes side by side, the first ones first, as many as the device has room for; `try_size` finds them
+        under way. Those that were begun before and are not among these are not wanted any more."""
+        if self.cradle.job.budget_bytes is None:
+            return
+        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes]
+        wanted = wanted[: self._free_bytes // (self.budget_bytes + _CONTEXT_BYTES)]
+        for size in [size for size in self._begun if size not in wanted]:
+            self._begun.pop(size).stop()
+        if len(wanted) > 1:
+            self._begun |= {size: self.cradle.begin(size) for size in wanted if size not in self._begun}
 
     def end(self) -> None:
         """Whatever is still under way is not wanted any more."""

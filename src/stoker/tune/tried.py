@@ -9,7 +9,7 @@ from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
 from stoker.tune import traced
-from stoker.tune.bracket import Bracket, bisected, close, doubled, gap
+from stoker.tune.bracket import Bracket, bisected, close, doubled
 from stoker.tune.limit import Change, Limit, Question
 from stoker.tune.searching import Search
 from stoker.tune.traced import Estimate
@@ -91,15 +91,17 @@ def by_auto(search: Search) -> Limit:
 
 
 def _closed(search: Search, estimate: Estimate | None) -> Bracket:
-    """The edge, from where it is told to be; what a right guess would need is begun at once."""
+    """The edge, from where it is told to be; what may be needed next is begun meanwhile."""
     tolerance = search.question.tolerance
     if not estimate:
         wide = doubled(search.holds, start=_FIRST_DOUBLING, ceiling=_CEILING)
         return bisected(search.holds, wide, tolerance=tolerance)
-    guess = estimate.likely
-    calm = (estimate.calm,) if 0 < estimate.calm < guess else ()
-    search.begin((guess, guess + gap(guess, tolerance), *calm))
-    return close(search.holds, guess=guess, ceiling=_CEILING, tolerance=tolerance)
+    calm = (estimate.calm,) if 0 < estimate.calm < estimate.likely else ()
+
+    def ahead(sizes: list[int]) -> None:
+        search.begin((*sizes, *calm))
+
+    return close(search.holds, guess=estimate.likely, ceiling=_CEILING, tolerance=tolerance, ahead=ahead)
 
 
 def by_search(search: Search) -> Limit:
