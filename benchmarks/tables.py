@@ -169,10 +169,14 @@ def limits() -> str:
     return table(head, lines)
 
 
-def limits_alone() -> str:
+def limits_beside_peers(name: str) -> Callable[[], str]:
+    return lambda: _beside_peers(name)
+
+
+def _beside_peers(name: str) -> str:
     head = ["model", "auto", "Lightning `binsearch`", "accelerate", "auto's seconds to Lightning's"]
     lines = []
-    for row in rows("h200", "limit-alone"):
+    for row in rows("h200", name):
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
         cells = [f"{each['max_batch']} in {each['seconds']:.1f} s" for each in found]
         lines.append([row["model"], *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
@@ -279,7 +283,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limit-trace": limit_trace,
     "limit-published": limit_published,
     "limits": limits,
-    "limits-alone": limits_alone,
+    "limits-alone": limits_beside_peers("limit-alone"),
+    "limits-peers": limits_beside_peers("limit-peers"),
     "output-profile": output("profile"),
     "output-tune": output("tune"),
     "output-doctor": output("doctor"),

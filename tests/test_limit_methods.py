@@ -97,7 +97,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     """A fresh card, on which steps cannot be followed unless a test says so."""
     fresh = type("FreshCard", (Card,), {})
     monkeypatch.setattr(searching, "Cradle", fresh)
-    monkeypatch.setattr(tried, "_capability", lambda question: "9.0")
+    monkeypatch.setattr(tried, "_gpu", lambda question: "9.0")
     failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
     monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(failure))
     return fresh

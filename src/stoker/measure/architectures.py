@@ -97,6 +97,11 @@ def architecture(gpu: str) -> Architecture:
     return Architecture(major=found[0], minor=found[1], multiprocessors=found[2])
 
 
+def is_known(gpu: str) -> bool:
+    """Whether a name says how many multiprocessors there are, which a capability does not."""
+    return _looked_up(gpu) is not None
+
+
 def known() -> str:
     return ", ".join(_GPUS)
 

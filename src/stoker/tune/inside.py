@@ -14,6 +14,7 @@ from torch import nn
 
 from stoker.errors import InputError, StokerError
 from stoker.measure import isolate, outcomes
+from stoker.measure.architectures import is_known
 from stoker.measure.attempts import STEPS, Probe
 from stoker.measure.steps import ModelStep
 from stoker.measure.trial import OnEvent
@@ -174,11 +175,12 @@ class _Inside:
         """What the trace says, less what this process holds beside the model."""
         model_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
         beside = max(0, torch.cuda.memory_allocated(self._device) - model_bytes)
+        name = torch.cuda.get_device_name(self._device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(self._device)))
         question = msgspec.structs.replace(
             self._question, method="trace", gpu_memory_bytes=max(1, self._budget() - beside), reserve_bytes=0
         )
-        question = msgspec.structs.replace(question, gpu=capability)
+        question = msgspec.structs.replace(question, gpu=name if is_known(name) else capability)
         from stoker.tune.tried import answer
 
         try:

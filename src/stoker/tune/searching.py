@@ -30,13 +30,13 @@ class Search:
     """One question about one workload, and what has been tried for it."""
 
     def __init__(
-        self, workload: Workload, name: str, mode: Mode, question: Question, capability: str | None, emit: Emit
+        self, workload: Workload, name: str, mode: Mode, question: Question, gpu: str | None, emit: Emit
     ) -> None:
         self.workload, self.name, self.mode, self.question = workload, name, mode, question
-        self.capability, self.emit = capability, emit
+        self.gpu, self.emit = gpu, emit
         self.probes: dict[int, Probe] = {}
         self.notes: list[str] = []
-        self.on_host = capability is None
+        self.on_host = gpu is None
         self.log: AllocationLog | None = None
         self.budget_bytes = 0
         self.weights_matter = True
@@ -80,7 +80,7 @@ class Search:
 
     def _trace(self) -> Forked[AllocationLog]:
         return Forked(
-            lambda: traced.record(self.workload, self.mode, self.question, self.capability, self.cradle.example),
+            lambda: traced.record(self.workload, self.mode, self.question, self.gpu, self.cradle.example),
             AllocationLog,
         )
 

@@ -5,6 +5,7 @@ import torch
 
 from stoker.errors import InputError, MachineError
 from stoker.machine import gpu as driver
+from stoker.measure.architectures import is_known
 from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
@@ -34,22 +35,23 @@ def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
         from stoker.measure.allocations import OPTIMIZERS
 
         workload = workload.with_(optimizer=OPTIMIZERS[question.optimizer])
-    capability = _capability(question)
+    gpu = _gpu(question)
     name = source.spec if isinstance(source, Named) else source.name
-    search = Search(workload, name, mode, question, capability, emit)
+    search = Search(workload, name, mode, question, gpu, emit)
     search.weights_matter = not isinstance(source, Named) or ":" in source.spec
-    elsewhere = capability is None and question.gpu_memory_bytes is not None and question.device != "cpu"
+    elsewhere = gpu is None and question.gpu_memory_bytes is not None and question.device != "cpu"
     if question.method == "trace" or (elsewhere and question.method == "auto"):
         return by_trace(search)
-    if capability is None and (question.method != "auto" or question.device.startswith("cuda")):
+    if gpu is None and (question.method != "auto" or question.device.startswith("cuda")):
         raise MachineError(f"--method {question.method} runs steps on a GPU, and torch finds none here; use trace")
     search.prepare()
     by = {"auto": by_auto, "search": by_search, "doubling": by_doubling, "two-point": by_two_points}
     return by[question.method](search)
 
 
-def _capability(question: Question) -> str | None:
-    """The GPU's generation by the driver's word: nothing here may touch the device. None where none is to be used."""
+def _gpu(question: Question) -> str | None:
+    """The GPU by the driver's word, its name or else its generation: nothing here may touch the device. None where none
+    is to be used."""
     if question.device == "cpu" or not torch.backends.cuda.is_built():
         return None
     cards, cuda = driver.read()
@@ -57,7 +59,10 @@ def _capability(question: Question) -> str | None:
     index = int(question.device.partition(":")[2] or 0)
     if question.device.startswith("cuda") and cards and index >= len(cards):
         raise InputError(f"{question.device} was asked for, but there are only {len(cards)} GPUs here")
-    return (cards[index].compute_capability or "8.0") if cards else None
+    if not cards:
+        return None
+    card = cards[index]
+    return card.name if is_known(card.name) else card.compute_capability or "8.0"
 
 
 def by_trace(search: Search) -> Limit:
@@ -69,7 +74,7 @@ def by_trace(search: Search) -> Limit:
     search.emit("phase", "following one step on a GPU that is not there")
     example = worst_example(search.workload)
     search.see(example)
-    gpu = search.question.gpu or search.capability
+    gpu = search.question.gpu or search.gpu
     search.log = traced.record(search.workload, search.mode, search.question, gpu, example)
     found = traced.estimate(search.log, search.budget_bytes)
     return search.limit(found.likely, found.interval, found.calm, estimate=found, method="trace")
