@@ -1,6 +1,6 @@
 """The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
 
-python benchmarks/limit.py [--limit 480] [--alone | --peers] [--previous FILE] [--output FOLDER]
+python benchmarks/limit.py [--limit 480] [--alone | --peers | --unseen] [--previous FILE] [--output FOLDER]
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
 of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers). Rows
@@ -50,6 +50,21 @@ MODELS = [
     "timm/deit_small_patch16_224",
 ]
 ALONE = MODELS[:8]
+UNSEEN = [
+    ("vgg11", 8, {}),
+    ("swin_t", 24, {"optimizer": "adam"}),
+    ("wide_resnet50_2", 12, {}),
+    ("convnext_small", 32, {"precision": "bf16"}),
+    ("regnet_y_800mf", 20, {"precision": "fp16", "optimizer": "adamw"}),
+    ("shufflenet_v2_x1_0", 6, {"optimizer": "sgd"}),
+    ("mnasnet1_0", 10, {"mode": "infer"}),
+    ("timm/resnetv2_50", 14, {"optimizer": "adamw"}),
+    ("timm/vit_small_patch32_224", 9, {"precision": "bf16"}),
+    ("hf/distilbert-base-uncased", 18, {"optimizer": "adam"}),
+    ("hf/gpt2", 22, {}),
+    ("mobilenet_v3_large", 48, {"mode": "infer", "precision": "bf16"}),
+]
+"""Questions that nobody looked at while the trace was being written: run once, for the trace to be checked against."""
 MORE = ["resnet18", "resnet50", "alexnet", "densenet201", "vit_b_16", "hf/bert-base-uncased"]
 
 
@@ -360,12 +375,14 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
     parser.add_argument("--peers", action="store_true", help="the other rows with peers, side by side")
+    parser.add_argument("--unseen", action="store_true", help="questions that no rule was made with in view")
     parser.add_argument("--only", default="", help="rows with this in their key")
     parser.add_argument("--try-out", action="store_true", help="two small questions on the host, to see that it works")
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit
-    name = "limit-alone" if options.alone else "limit-peers" if options.peers else "limit"
+    kinds = [kind for kind in ("alone", "peers", "unseen") if getattr(options, kind)]
+    name = "-".join(["limit", *kinds])
     rows: list[Row] = []
     if options.previous and options.previous.exists():
         rows = json.loads(options.previous.read_text(encoding="utf-8"))["rows"]
@@ -383,6 +400,8 @@ def main() -> None:
     asked_for = questions()
     if options.alone or options.peers:
         asked_for = [question(model) for model in MODELS if (model in ALONE) == options.alone]
+    if options.unseen:
+        asked_for = [question(model, gib, **more) for model, gib, more in UNSEEN]
     if options.try_out:
         small = question("mobilenet_v2", mode="infer")
         asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]

@@ -202,12 +202,12 @@ def forecast(machine: str) -> Callable[[], str]:
     """Predicted against measured, beside the noise."""
 
     def made() -> str:
-        head = ["workload", "runs", "error, median", "p90", "in the interval", "first batch", "noise, median", "p90"]
+        head = ["workload", "cells", "error, median", "p90", "in the interval", "first batch", "noise, median", "p90"]
         head += ["tune", "grid"]
         found = rows(machine, "regret")
         names = ("errors", "covered", "first_errors", "noise")
         whole = {name: [value for row in found for value in row[name]] for name in names}
-        sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s")}
+        sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
         return table(head, lines)
 
@@ -217,7 +217,9 @@ def forecast(machine: str) -> Callable[[], str]:
 def _forecast_line(row: dict[str, Any]) -> list[str]:
     cells = [row["case"], str(len(row["errors"])), _at(row["errors"], 0.5), _at(row["errors"], 0.9)]
     cells += [f"{fmean(row['covered']):.0%}" if row["covered"] else "–", _at(row["first_errors"], 0.5)]
-    return [*cells, _at(row["noise"], 0.5), _at(row["noise"], 0.9), f"{row['tune_s']:.0f} s", f"{row['grid_s']:.0f} s"]
+    ran, whole = round(row["grid_s"]), round(row.get("whole_grid_s", row["grid_s"]))
+    grid = f"{ran} s" if ran == whole else f"{ran} of {whole} s"
+    return [*cells, _at(row["noise"], 0.5), _at(row["noise"], 0.9), f"{row['tune_s']:.0f} s", grid]
 
 
 def _share(value: float | None) -> str:

@@ -12,7 +12,7 @@ from stoker.measure import spy
 from stoker.records import Extent, Mode, Setting
 from stoker.workload.definition import Workload
 
-_KEPT_BATCHES = 8
+KEPT_BATCHES = 8
 
 
 class Order(Sampler[int]):
@@ -126,8 +126,9 @@ def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, 
         notes.append(f"the set of {size} items ends after {whole} batches of {batch_size}; {wanted} were asked for")
 
 
-def keep_in_memory(feed: Feed, batches: int) -> Feed:
-    """The feed's first batches, loaded now and given in turn: what the loop costs when loading costs nothing."""
-    kept = list(islice(iter(feed), min(_KEPT_BATCHES, batches)))
+def keep_in_memory(feed: Feed, batches: int, *, most: int = KEPT_BATCHES) -> Feed:
+    """The feed's first batches, `most` of them, loaded now and given in turn: what the loop costs when loading costs
+    nothing."""
+    kept = list(islice(iter(feed), min(most, batches)))
     source = [kept[index % len(kept)] for index in range(batches)]
     return Feed(source, batches, [*feed.notes, f"{len(kept)} batches kept in memory, given in turn"])

@@ -14,7 +14,7 @@ from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
 from stoker.measure import spy
 from stoker.measure.clock import Nap, clock_for, parse_device
-from stoker.measure.feed import Feed, keep_in_memory, make_feed
+from stoker.measure.feed import KEPT_BATCHES, Feed, keep_in_memory, make_feed
 from stoker.measure.keeping import Keeping
 from stoker.measure.loop import Emit, Loop
 from stoker.measure.reading import measured
@@ -24,6 +24,7 @@ from stoker.records import Extent, Machine, Mode, Setting, Subject, Trial
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 
+_ALIKE_BATCHES = 2
 _STREAM_BATCHES = 50
 """How many batches stand for an epoch of a stream whose length nobody knows, when they are kept in memory."""
 
@@ -80,7 +81,7 @@ class Opened:
             feed = make_feed(
                 workload, dataset, self.mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed
             )
-            feed = _rest_in_memory(feed, step, extent)
+            feed = _rest_in_memory(feed, step, extent, alike=dataset is not self.dataset)
             feed.notes.extend([*unused, *_place(extent, self.files)])
             loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
         trial = Trial(
@@ -150,12 +151,14 @@ class Opened:
         return _subject(self.workload, self.dataset, self.mode, self._device_name, self.device, step)
 
 
-def _rest_in_memory(feed: Feed, step: ModelStep | NapStep, extent: Extent) -> Feed:
-    """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
+def _rest_in_memory(feed: Feed, step: ModelStep | NapStep, extent: Extent, *, alike: bool) -> Feed:
+    """For pure compute: batches on the device, or in host memory, loaded before the clock starts. Of batches that are
+    all alike, two will do."""
     on_device = isinstance(step, ModelStep) and step.on_device
     if not on_device and extent.source != "memory":
         return feed
-    kept = keep_in_memory(feed, feed.batches or _STREAM_BATCHES)
+    most = _ALIKE_BATCHES if alike else KEPT_BATCHES
+    kept = keep_in_memory(feed, feed.batches or _STREAM_BATCHES, most=most)
     if on_device:
         assert isinstance(step, ModelStep)
         moved = {id(batch): step.move(_bare(batch)) for batch in kept.source}
