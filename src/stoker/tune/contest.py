@@ -18,8 +18,9 @@ from stoker.tune.objective import Measured, Objective, measured
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.5, 5.0, 0.3
-_APART = 0.05
-"""Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart."""
+_APART, _APART_ONCE = 0.05, 0.15
+"""Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
+of them has been run only once, which may have been in a bad moment."""
 
 
 class Told(NamedTuple):
@@ -34,7 +35,7 @@ def contend(
 ) -> Talk[list[Candidate]]:
     """Run the predicted best few, and the current setting, in rounds, until their order is clear or time is up."""
     began = perf_counter()
-    chosen = _runners(found, left_s)
+    chosen = _runners(found, objective, left_s)
     now = [each for each in found if wish.is_current(each.setting)]
     same = [each for each in found if wish.current and each.setting.batch_size == wish.current.batch_size]
     for each in (*now[:1], *same[:1]):  # what they have, and the best they can do without changing the batch
@@ -43,13 +44,28 @@ def contend(
     return (yield from _rounds(chosen, objective, began, left_s, told))
 
 
-def _runners(found: Sequence[Candidate], left_s: float) -> list[Candidate]:
+def _runners(found: Sequence[Candidate], objective: Objective, left_s: float) -> list[Candidate]:
     """The predicted best few; more where time allows two runs of each, of those that may be better than predicted."""
     best_s = found[0].predicted_s
-    run_s = min(_LEAST_RUN_S, best_s) + _BETWEEN_S
-    most = min(_MOST_RUNNERS, int(left_s / (2 * run_s)))
-    more = [each for each in found[_RUNNERS:most] if _least_s(each) <= best_s]
-    return [*found[:_RUNNERS], *more]
+    chosen = list(found[:_RUNNERS])
+    spent_s = sum(2 * _run_s(each, objective) for each in chosen)
+    for each in found[_RUNNERS:]:
+        spent_s += 2 * _run_s(each, objective)
+        if len(chosen) == _MOST_RUNNERS or spent_s > left_s or _least_s(each) > best_s:
+            break
+        chosen.append(each)
+    return chosen
+
+
+def _run_s(candidate: Candidate, objective: Objective) -> float:
+    """What its shortest run would take, and what lies between two."""
+    whole = math.ceil(objective.items / candidate.setting.batch_size)
+    share = (_job(candidate, objective, _LEAST_RUN_S).extent.batches or whole) / whole
+    return share * _epoch_s(candidate, objective) + _BETWEEN_S
+
+
+def _epoch_s(candidate: Candidate, objective: Objective) -> float:
+    return candidate.predicted.total_s / objective.epochs if candidate.predicted else candidate.predicted_s
 
 
 def _least_s(candidate: Candidate) -> float:
@@ -104,13 +120,14 @@ def _open(place: int, seen: dict[int, Measured | None]) -> bool:
         return True
     leader = seen[first]
     assert leader is not None
-    return min(mine.samples_s) <= max(leader.samples_s) * (1 + _APART)
+    apart = _APART if min(len(mine.samples_s), len(leader.samples_s)) > 1 else _APART_ONCE
+    return min(mine.samples_s) <= max(leader.samples_s) * (1 + apart)
 
 
 def _job(candidate: Candidate, objective: Objective, target_s: float) -> Job:
     """A run of all the items, or of as many as fit the time: enough for every worker's first batches and more."""
     setting = candidate.setting
-    epoch_s = candidate.predicted.total_s / objective.epochs if candidate.predicted else candidate.predicted_s
+    epoch_s = _epoch_s(candidate, objective)
     whole = math.ceil(objective.items / setting.batch_size)
     least = 3 * max(1, setting.num_workers) + 4
     batches = whole if epoch_s <= 1.5 * target_s else max(least, int(whole * target_s / epoch_s))

@@ -1,0 +1,124 @@
+"""Which candidates are run, and how often, on a machine that stands in for one: a clock, and what settings take."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stoker.measure.bench import Job
+from stoker.predict.forecast import Prediction
+from stoker.records import Setting, Subject, Timeline, Trial
+from stoker.tune import contest
+from stoker.tune.candidates import Candidate, Wish
+from stoker.tune.objective import Objective
+
+SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=512, parameters=0)
+ITEMS, SIZE = 512, 8
+
+
+def candidate(workers: int, predicted_s: float, margin: float = 0.2) -> Candidate:
+    setting = Setting(batch_size=SIZE, num_workers=workers)
+    told = Prediction(
+        setting=setting,
+        items=ITEMS,
+        epochs=1,
+        total_s=predicted_s,
+        interval_s=(predicted_s * (1 - margin), predicted_s * (1 + margin)),
+        first_batch_s=0.01,
+        first_batch_interval_s=(0.0, 0.02),
+        steady_items_per_s=ITEMS / predicted_s,
+        wait_share=0.0,
+        limited_by="step",
+    )
+    return Candidate(setting=setting, predicted_s=predicted_s, predicted=told)
+
+
+class Machine:
+    """Runs jobs on a clock of its own."""
+
+    def __init__(self, takes: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._takes, self.now, self.ran = takes, 0.0, list[int]()
+        monkeypatch.setattr(contest, "perf_counter", lambda: self.now)
+
+    def contend(self, found: list[Candidate], left_s: float, wish: Wish | None = None) -> list[Candidate]:
+        told = contest.Told(lambda setting: None, lambda trial: None)
+        talk = contest.contend(found, wish or Wish(), Objective(items=ITEMS), left_s, told)
+        trial: Any = None
+        while True:
+            try:
+                trial = self._run(talk.send(trial))
+            except StopIteration as end:
+                return list(end.value)
+
+    def _run(self, job: Job) -> Trial:
+        workers = job.setting.num_workers
+        epoch_s = self._takes(workers, self.ran.count(workers))
+        self.ran.append(workers)
+        batches = job.extent.batches or 0
+        each_s = epoch_s * SIZE / ITEMS
+        self.now += each_s * batches
+        done = tuple(each_s * (place + 1) for place in range(batches))
+        line = Timeline(
+            asked_s=(0.0, *done[:-1]), got_s=(0.0, *done[:-1]), done_s=done, items=(SIZE,) * batches, batches=(batches,)
+        )
+        return Trial(
+            outcome="done",
+            workload=SUBJECT,
+            setting=job.setting,
+            extent=job.extent,
+            items=SIZE * batches,
+            total_s=each_s * batches,
+            timeline=line,
+        )
+
+
+def test_what_is_clearly_worse_is_run_once_and_the_rest_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: {0: 1.0, 1: 2.0, 2: 1.02}[workers], monkeypatch)
+    found = machine.contend([candidate(0, 1.0), candidate(1, 1.01), candidate(2, 1.02)], left_s=60)
+    assert machine.ran.count(1) == 1
+    assert machine.ran.count(0) == machine.ran.count(2) == 5
+    assert machine.ran[:3] == [0, 1, 2]
+    assert machine.ran[3:5] == [2, 0], "the second round goes the other way"
+    assert [each.setting.num_workers for each in found] == [0, 2, 1]
+
+
+def test_once_the_order_is_clear_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
+    machine.contend([candidate(workers, 1.0) for workers in range(3)], left_s=60)
+    assert sorted(machine.ran) == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("left_s", "runners"), [(3.0, 3), (10.0, 6), (60.0, 8)])
+def test_quick_runs_leave_time_for_more_of_those_that_may_be_best(
+    left_s: float, runners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(lambda workers, run: 0.5, monkeypatch)
+    machine.contend([candidate(workers, 0.5 + 0.001 * workers) for workers in range(12)], left_s=left_s)
+    assert set(machine.ran) == set(range(runners))
+
+
+def test_slow_runs_leave_time_for_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 60.0, monkeypatch)
+    machine.contend([candidate(0, 60.0 + 0.001 * place) for place in range(3)] + [candidate(9, 60.1)], left_s=20)
+    assert 9 not in machine.ran
+
+
+def test_what_cannot_be_best_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 0.5, monkeypatch)
+    machine.contend([*(candidate(workers, 0.5) for workers in range(3)), candidate(9, 0.7, margin=0.1)], left_s=60)
+    assert 9 not in machine.ran
+
+
+def test_the_current_setting_runs_however_bad_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 0.5 + workers, monkeypatch)
+    wish = Wish(current=Setting(batch_size=SIZE, num_workers=9))
+    machine.contend([*(candidate(workers, 0.5) for workers in range(3)), candidate(9, 5.0, 0.1)], 60, wish)
+    assert machine.ran.count(9) == 1
+
+
+def test_one_unlucky_run_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(
+        lambda workers, run: 1.3 if (workers, run) == (1, 0) else {0: 1.2, 1: 1.0, 2: 1.4}[workers], monkeypatch
+    )
+    found = machine.contend([candidate(workers, 1.0) for workers in range(3)], left_s=60)
+    assert found[0].setting.num_workers == 1
