@@ -41,6 +41,39 @@ def test_trials_run_one_after_another_with_the_model_made_once(tmp_path: Path) -
     assert made.read_text() == "x"
 
 
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_fresh_job_goes_to_a_child_that_has_run_nothing(breaks: bool, tmp_path: Path) -> None:
+    made, broken = tmp_path / "made", tmp_path / "broken"
+
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            if broken.exists():
+                raise ValueError("broken")
+            return torch.zeros(8)
+
+    def model() -> Any:
+        with made.open("a") as file:
+            file.write("x")
+        return torch.nn.Linear(8, 2)
+
+    def talk() -> Talk[list[str]]:
+        outcomes: list[str] = []
+        for number, fresh in enumerate((True, False, True, False)):
+            if breaks and number == 1:
+                broken.touch()
+            trial = yield Job(setting=Setting(batch_size=2), extent=FEW, fresh=fresh)
+            broken.unlink(missing_ok=True)
+            outcomes.append(trial.outcome)
+        return outcomes
+
+    found = drive(stoker.Workload(model=model, dataset=Data()), talk(), device="cpu")
+    assert found == ["done", "failed" if breaks else "done", "done", "done"]
+    assert made.read_text() == "xx"
+
+
 def test_each_job_can_depend_on_the_trials_before_it() -> None:
     def talk() -> Talk[int]:
         first = yield Job(setting=Setting(batch_size=2), extent=FEW)

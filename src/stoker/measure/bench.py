@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 class Job(Record, frozen=True):
     """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all; with
-    `keeps_memory` malloc gives nothing back in the workers."""
+    `keeps_memory` malloc gives nothing back in the workers; a `fresh` one goes to a child that has run nothing yet."""
 
     setting: Setting
     extent: Extent
@@ -46,6 +46,7 @@ class Job(Record, frozen=True):
     repeats: int | None = None
     limit_s: float | None = None
     keeps_memory: bool = False
+    fresh: bool = False
 
 
 Talk = Generator[Job, Trial, R]
@@ -75,9 +76,12 @@ def drive(
 def _child(source: Workload | Named, session: "_Session[R]", mode: Mode | None, device: str, stall_s: float) -> None:
     """One child, for as many jobs as it survives."""
     kills = out_of_memory_kills()
+    session.has_child = True
+    session.hand_over()
     ended = isolate.run(
         _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=stall_s, on_event=session.event
     )
+    session.has_child = False
     if ended.how == "returned":
         return
     if ended.failure is not None and ended.failure.kind:
@@ -94,6 +98,8 @@ class _Session(Generic[R]):
         os.mkfifo(path)
         self._pipe = os.open(path, os.O_RDWR)  # both ends: what is written waits for a child to read it
         self.job: Job | None = None
+        self.has_child = False
+        self._is_held = False
         self._answer: R | None = None
         self._send(None)
 
@@ -124,7 +130,19 @@ class _Session(Generic[R]):
             self.job = next(self._talk) if trial is None else self._talk.send(trial)
         except StopIteration as end:
             self.job, self._answer = None, end.value
-        os.write(self._pipe, encode(self.job) + b"\n")
+        # A fresh job waits for the next child; this one is told that there are no more, unless it ends of itself.
+        goes_on = self.has_child and trial is not None and trial.outcome == "done"
+        self._is_held = goes_on and self.job is not None and self.job.fresh
+        self._write(None if self._is_held else self.job)
+
+    def hand_over(self) -> None:
+        """Give a job that waited to the child that is about to begin."""
+        if self._is_held:
+            self._is_held = False
+            self._write(self.job)
+
+    def _write(self, job: Job | None) -> None:
+        os.write(self._pipe, encode(job) + b"\n")
 
 
 # ---------------------------------------------------------------- in the child

@@ -87,7 +87,10 @@ def _rounds(
                 return with_measured(chosen, seen)
             if number and not _open(place, seen):
                 continue
-            trial = yield from _one(_job(chosen[place], objective, target_s), told)
+            job = _job(chosen[place], objective, target_s)
+            # Not in the process that was probed: how its memory lies there may favour some settings, by luck.
+            job = msgspec.structs.replace(job, fresh=not any(trials.values()))
+            trial = yield from _one(job, told)
             trials[place].append(trial)
             seen[place] = measured(trials[place], objective)
         if number and not any(_open(place, seen) for place in trials if place != _leader(seen)):
