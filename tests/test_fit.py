@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from stoker.predict.fit import Level, fit, rising
+from stoker.predict.forecast import Predictor
+from stoker.predict.items import drift
 from stoker.predict.probes import Facts, Kind, Probes, Run
 from stoker.records import Setting, Subject
 
@@ -93,3 +95,19 @@ def test_a_landing_with_pinned_memory_comes_apart_into_its_parts() -> None:
     assert costs.first_flight_s.at(4) == 0.0, "making pinned memory is counted once"
     assert costs.first_send_s.at(4) == pytest.approx(LATE_S)
     assert costs.others_first_send_s.at(4) == 0.0
+
+
+def test_a_machine_that_changed_meanwhile_widens_the_interval() -> None:
+    assert drift([run(1, 0.010), run(1, 0.010), run(8, 0.020)]) == 0.0
+    assert drift([run(1, 0.010), run(1, 0.012)]) == pytest.approx(0.2)
+    even, uneven = (
+        Predictor(probes(run(0, 0.010), run(1, 0.010), run(1, again_s))).predict(Setting(batch_size=4), 64)
+        for again_s in (0.010, 0.013)
+    )
+    assert uneven.interval_s[1] / uneven.total_s > even.interval_s[1] / even.total_s
+
+
+def test_two_runs_of_the_same_setting_are_both_counted() -> None:
+    longer, shorter = run(1, 0.010, batches=12), run(1, 0.012, batches=6)
+    costs = fit(probes(run(0, 0.010), longer, shorter, run(8, 0.011, batches=32)))
+    assert costs.worker_item_s.at(4) == pytest.approx(0.011)

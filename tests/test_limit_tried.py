@@ -1,6 +1,7 @@
 """Batches that were run: on the host, where a budget stands in for a device's memory; and what is said if none fits."""
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 import stoker
 from stoker.errors import InputError, MachineError
+from stoker.machine import gpu as driver
 from stoker.measure.attempts import Cradle, Job
 from stoker.measure.forked import Forked
 from stoker.measure.server import Failure
+from stoker.tune import tried as tried_module
+from stoker.tune.limit import Question
 from stoker.workload.examples import worst_example
 
 MIB = 2**20
@@ -172,6 +176,19 @@ def test_a_slow_step_on_the_host_is_reckoned_and_not_run() -> None:
 
 
 @NO_GPU
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"), ("X1", "9.0")],
+)
+def test_a_card_is_told_by_its_name_where_that_says_more_than_its_generation(
+    name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = SimpleNamespace(name=name, compute_capability="9.0")
+    monkeypatch.setattr(driver, "read", lambda: ([card], SimpleNamespace(visible_devices=None)))
+    monkeypatch.setattr(driver, "visible", lambda cards, visible: cards)
+    assert tried_module._gpu(Question(method="auto")) == told
+
+
 def test_methods_that_run_on_a_gpu_say_that_there_is_none() -> None:
     with pytest.raises(MachineError, match="finds none here"):
         stoker.limit(wide(), method="two-point", gpu_memory="1GiB")

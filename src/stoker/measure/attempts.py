@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 import torch
@@ -68,6 +68,15 @@ class Job(Record, frozen=True):
     cudnn_benchmark: bool = False
 
 
+class How(TypedDict, total=False):
+    """`primed`: a tiny batch goes first; `expandable`: with segments that grow; `weigh`: what goes in and comes out."""
+
+    steps: int
+    primed: bool
+    expandable: bool
+    weigh: bool
+
+
 class Cradle:
     """Where tries come from: a workload whose model has been made on the host, in a process that touches no device.
 
@@ -94,33 +103,22 @@ class Cradle:
         """Begin to look at the device."""
         return Forked(lambda: _room(self.job.device), Room)
 
-    def attempt(
-        self,
-        batch_size: int,
-        *,
-        steps: int = STEPS,
-        primed: bool = False,
-        expandable: bool = False,
-        weigh: bool = False,
-    ) -> Probe:
-        """Try a batch size. `primed`: a tiny batch goes first; `expandable`: with segments that grow."""
-        return self.begin(batch_size, steps=steps, primed=primed, expandable=expandable, weigh=weigh).probe()
+    def attempt(self, batch_size: int, **how: Unpack[How]) -> Probe:
+        """Try a batch size."""
+        return self.begin(batch_size, **how).probe()
 
-    def begin(
-        self,
-        batch_size: int,
-        *,
-        steps: int = STEPS,
-        primed: bool = False,
-        expandable: bool = False,
-        weigh: bool = False,
-    ) -> "Attempt":
+    def begin(self, batch_size: int, **how: Unpack[How]) -> "Attempt":
         """The same, under way."""
         model = self.model
 
         def run() -> Probe:
             torch.set_num_threads(self._threads)
-            return _Try(self, model, expandable).run(batch_size, steps=steps, primed=primed, weigh=weigh)
+            return _Try(self, model, how.get("expandable", False)).run(
+                batch_size,
+                steps=how.get("steps", STEPS),
+                primed=how.get("primed", False),
+                weigh=how.get("weigh", False),
+            )
 
         return Attempt(batch_size, run)
 

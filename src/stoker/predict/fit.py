@@ -179,9 +179,10 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
     for run in runs:
         if run.num_workers == 1:
             before = alone.get(run.batch_size, {})
-            alone[run.batch_size] = {
+            again = {
                 place: fmean((seconds, before.get(place, seconds))) for place, seconds in _cpu_by_item(run).items()
             }
+            alone[run.batch_size] = before | again
     found = {1.0: Level(1.0, sum(map(len, alone.values())))}
     for run in sorted(runs, key=lambda run: run.num_workers):
         if run.num_workers > 1 and run.batch_size in alone:

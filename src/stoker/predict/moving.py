@@ -30,7 +30,7 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
     """What the way from worker to loop costs.
 
     To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
-    With pinned memory a thread does that, and all of a landing is its work, one batch after another.
+    With pinned memory a thread does that, and sending and pinning are its work, one batch after another.
     """
     landed = table(by_size(moved, _landings), trimmed, flat=True)
     first = {
