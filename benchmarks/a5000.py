@@ -17,7 +17,8 @@ import numpy as np
 from common import arguments, say, write
 
 from stoker.predict.costs import Costs, Step, Table
-from stoker.predict.loader import Load, simulate
+from stoker.predict.loader import simulate
+from stoker.predict.loop import Load
 from stoker.records import Setting
 
 ITEMS = 9469

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from stoker.errors import InputError
 from stoker.predict import loader
 from stoker.predict.costs import Costs, Step, Table, faster
-from stoker.predict.loader import Load, simulate
+from stoker.predict.loader import simulate
+from stoker.predict.loop import Load
 from stoker.records import Setting
 
 

@@ -12,7 +12,8 @@ from stoker.errors import InputError
 from stoker.predict.costs import Costs, Step, faster
 from stoker.predict.fit import fit
 from stoker.predict.items import drift
-from stoker.predict.loader import Load, Seen, simulate
+from stoker.predict.loader import simulate
+from stoker.predict.loop import Load, Seen
 from stoker.predict.probes import Probes, Run
 from stoker.records import Record, Setting
 
