@@ -9,13 +9,18 @@ for a calm moment; one that other processes disturbed all the same is kept, said
 On a GPU the grid has fewer batch sizes, and two of the slow cells stand for the others; what the whole grid would take
 is reckoned with predictions for the cells that were not run, and called so. Cells without workers come last there: a
 batch that the loop's own process collates changes how its malloc serves the workers that are forked from it later.
+
+Before each run a fixed job is timed, the decoding of one image: how much its time varies is what the machine itself
+did, whoever planned.
 """
 
 import gzip
+import io
 import json
 import random
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter, sleep
@@ -24,6 +29,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from common import arguments, say, write
+from PIL import Image
 
 from stoker.errors import StokerError
 from stoker.measure.bench import Job, Talk, drive
@@ -89,7 +95,7 @@ def on_gpu(model: str, mode: Mode, data: str) -> Case:
     if data == "jpeg":
         extra = ((128, 0), (128, 2))
         return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=40.0, **common)
-    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=24.0, **common)
+    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=18.0, **common)
 
 
 GPU = [
@@ -214,13 +220,35 @@ def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
         setting=Setting(batch_size=size, num_workers=count), extent=Extent(batches=-(-case.items // size), warmup=0)
     )
     wait_for_calm(case)
+    speed_ms = yardstick_ms()
     trial = yield job
     for _ in range(TRIES - 1):
         if disturbed(trial):
-            kept.add(**row_of(case, f"{phase}, disturbed", cell, trial))
+            kept.add(**row_of(case, f"{phase}, disturbed", cell, trial), yardstick_ms=speed_ms)
             wait_for_calm(case)
+            speed_ms = yardstick_ms()
             trial = yield job
-    kept.add(**row_of(case, phase, cell, trial))
+    kept.add(**row_of(case, phase, cell, trial), yardstick_ms=speed_ms)
+
+
+def yardstick_ms() -> float:
+    """The middle of nine times that one image takes to decode here, now."""
+    times = []
+    for _ in range(9):
+        began = perf_counter()
+        Image.open(io.BytesIO(_image())).convert("RGB").resize((224, 224))
+        times.append((perf_counter() - began) * 1000)
+    return median(times)
+
+
+@cache
+def _image() -> bytes:
+    across, down = np.meshgrid(np.linspace(0, 20, 500), np.linspace(0, 15, 375))
+    layers = [127 + 90 * np.sin(across * turn) * np.cos(down / turn) for turn in (1.0, 1.7, 2.3)]
+    grain = np.random.default_rng(1).normal(0, 12, (375, 500, 3))
+    buffer = io.BytesIO()
+    Image.fromarray((np.stack(layers, axis=2) + grain).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
 
 
 def wait_for_calm(case: Case) -> None:
@@ -374,7 +402,7 @@ def errors(case: Case, kept: Kept) -> Iterator[dict[str, Any]]:
     for plan in kept.of(case, "tune"):
         told = {(row["batch"], row["workers"]): row for row in plan["cells"]}
         runs: dict[Cell, list[dict[str, Any]]] = {}
-        for row in kept.of(case, "grid", "again"):
+        for row in kept.of(case, "grid", "again", "judge"):
             if row["outcome"] == "done":
                 runs.setdefault((row["batch"], row["workers"]), []).append(row)
         for cell in runs.keys() & told.keys():
@@ -399,6 +427,11 @@ def noise(case: Case, kept: Kept) -> list[float]:
     return [abs(row["total_s"] / before[row["batch"], row["workers"]] - 1) for row in rows]
 
 
+def yardsticks(case: Case, kept: Kept) -> list[float]:
+    rows = kept.of(case, "grid", "again", "judge")
+    return [row["yardstick_ms"] for row in rows if "yardstick_ms" in row]
+
+
 def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
     rows = []
     for case in cases:
@@ -418,6 +451,7 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
                 "first_errors": [round(each["first_error"], 4) for each in found if each["within_cores"]],
                 "first_covered": [value for each in found for value in each["first_covered"]],
                 "noise": [round(each, 4) for each in noise(case, kept)],
+                "yardstick_ms": [round(each, 3) for each in yardsticks(case, kept)],
                 "cells": len(kept.of(case, "grid")),
                 "cells_of": len(case.cells),
                 "grid_s": grid_s,
@@ -444,6 +478,10 @@ def show(rows: list[dict[str, Any]], kept: Kept) -> None:
         f"{'noise':>9s}{'p90':>9s}{'tune':>8s}{'grid':>8s}{'whole':>8s}")  # fmt: skip
     for row in [*rows, together(rows)] if rows else []:
         say(line_of(row))
+    speeds = [value for row in rows for value in row["yardstick_ms"]]
+    if speeds:
+        low, high = np.quantile(speeds, (0.1, 0.9)) / median(speeds) - 1
+        say(f"a fixed job beside the runs took {median(speeds):.1f} ms, and four times in five {low:+.0%} to {high:+.0%}")
     bad = sum("disturbed" in row["phase"] for row in kept.rows)
     say(f"{len(kept.rows)} runs kept, {bad} of them disturbed by other processes and repeated")
 

@@ -98,13 +98,17 @@ def agreement() -> str:
     return table(head, lines)
 
 
-def limit_trace() -> str:
+def limit_trace(told: str, ran: str) -> Callable[[], str]:
+    return lambda: _limit_trace(told, ran)
+
+
+def _limit_trace(told: str, ran: str) -> str:
     """What is told without a GPU and what `auto` found on one, against sizes that ran."""
     head = ["question", "last that ran / first that failed", "told without a GPU", "error", "interval", "seconds"]
     head += ["auto, which ran", "under the edge", "run again"]
-    found = {row["key"]: row for row in rows("h200", "limit")}
+    found = {row["key"]: row for row in rows("h200", ran)}
     lines = []
-    for row in rows("two-cores", "limit-trace"):
+    for row in rows("two-cores", told):
         on_gpu = found[_key(row)]
         auto, truth = on_gpu["auto"]["max_batch"], on_gpu["truth"]
         again = truth["again"]
@@ -282,7 +286,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "forecast-two-cores": forecast("two-cores"),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
-    "limit-trace": limit_trace,
+    "limit-trace": limit_trace("limit-trace", "limit"),
+    "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
     "limits": limits,
     "limits-alone": limits_beside_peers("limit-alone"),

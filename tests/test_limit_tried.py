@@ -81,6 +81,21 @@ def test_tries_run_side_by_side_and_one_can_be_given_up() -> None:
     assert (probe.batch_size, probe.outcome) == (32, "done")
 
 
+def stood_by(emit: Any = None) -> stoker.records.Record:
+    made = cradle(wide(), budget_bytes=512 * MIB)
+    made.stand_by(3)
+    first, second = made.begin(64), made.begin(16, steps=5)
+    probes = [second.probe(), first.probe()]  # each has its own order, whichever came to the device first
+    made.end()
+    assert [(probe.batch_size, len(probe.step_s)) for probe in probes] == [(16, 5), (64, 3)]
+    return made.attempt(32)
+
+
+def test_a_try_may_wait_with_the_model_for_its_order() -> None:
+    probe = in_child(stood_by)
+    assert (probe.batch_size, probe.outcome) == (32, "done")
+
+
 def test_what_a_forked_call_raises_comes_back_as_words() -> None:
     def fails() -> int:
         raise ValueError("no")

@@ -1,5 +1,6 @@
 """Tries of batch sizes, each in a process forked for it from one that has made the model and touched no device."""
 
+import os
 import re
 import resource
 from collections.abc import Callable
@@ -77,6 +78,16 @@ class How(TypedDict, total=False):
     weigh: bool
 
 
+class _Order(Record, frozen=True):
+    """What a try is told once it stands at the device with the model: how large, and how."""
+
+    batch_size: int
+    steps: int = STEPS
+    primed: bool = False
+    expandable: bool = False
+    weigh: bool = False
+
+
 class Cradle:
     """Where tries come from: a workload whose model has been made on the host, in a process that touches no device.
 
@@ -91,6 +102,7 @@ class Cradle:
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
         self._lazy = lazy
+        self._ready: list[Attempt] = []
 
     @property
     def model(self) -> torch.nn.Module:
@@ -109,26 +121,58 @@ class Cradle:
 
     def begin(self, batch_size: int, **how: Unpack[How]) -> "Attempt":
         """The same, under way."""
+        order = _Order(batch_size=batch_size, **how)
+        attempt = self._ready.pop(0) if self._ready and not order.expandable else self._new(order.expandable)
+        attempt.order(order)
+        return attempt
+
+    def stand_by(self, count: int) -> None:
+        """Have so many tries go to the device with the model, and wait there for their sizes."""
+        self._ready += [self._new() for _ in range(count - len(self._ready))]
+
+    def end(self) -> None:
+        """Those that still wait are not wanted any more."""
+        while self._ready:
+            self._ready.pop().stop()
+
+    def _new(self, expandable: bool = False) -> "Attempt":
         model = self.model
 
-        def run() -> Probe:
+        def run(ordered: Callable[[], _Order]) -> Probe:
             torch.set_num_threads(self._threads)
-            return _Try(self, model, how.get("expandable", False)).run(
-                batch_size,
-                steps=how.get("steps", STEPS),
-                primed=how.get("primed", False),
-                weigh=how.get("weigh", False),
-            )
+            return _Try(self, model, expandable).run(ordered)
 
-        return Attempt(batch_size, run)
+        return Attempt(run)
 
 
 class Attempt:
-    """A try under way in a process of its own."""
+    """A try under way in a process of its own, which waits for its order when it has come to the device."""
 
-    def __init__(self, batch_size: int, run: Callable[[], Probe]) -> None:
-        self._batch_size, self._began = batch_size, perf_counter()
-        self._forked = Forked(run, Probe)
+    def __init__(self, run: Callable[[Callable[[], _Order]], Probe]) -> None:
+        read, self._orders = os.pipe()
+        self._batch_size, self._began = 0, 0.0
+        self._forked = Forked(lambda: run(self._ordered(read)), Probe)
+        os.close(read)
+
+    def _ordered(self, read: int) -> Callable[[], _Order]:
+        """In the new process, which holds no end that it would wait for itself."""
+        os.close(self._orders)
+
+        def ordered() -> _Order:
+            with open(read, "rb") as orders:
+                return msgspec.json.decode(orders.readline(), type=_Order)
+
+        return ordered
+
+    def order(self, order: _Order) -> None:
+        self._batch_size, self._began = order.batch_size, perf_counter()
+        try:
+            os.write(self._orders, msgspec.json.encode(order) + b"\n")  # later tries hold this end too: no end of file
+        except BrokenPipeError:
+            pass  # it is gone already, and its result says why
+        finally:
+            os.close(self._orders)
+            self._orders = -1
 
     def probe(self) -> Probe:
         """What came of it; waits for it."""
@@ -139,9 +183,11 @@ class Attempt:
                 raise StokerError(result.sentence)
             problem = Problem(sentence=result.sentence, detail=result.trace or None)
             return Probe(batch_size=self._batch_size, outcome="crashed", seconds=seconds, problem=problem)
-        return msgspec.structs.replace(result, seconds=seconds)
+        return msgspec.structs.replace(result, batch_size=self._batch_size, seconds=seconds)
 
     def stop(self) -> None:
+        if self._orders >= 0:
+            os.close(self._orders)
         self._forked.stop()
 
 
@@ -160,7 +206,8 @@ class _Try:
             self._memory = _HostMemory(self._job.budget_bytes)
         self._model = model
 
-    def run(self, batch_size: int, *, steps: int, primed: bool, weigh: bool) -> Probe:
+    def run(self, ordered: Callable[[], _Order]) -> Probe:
+        """The model goes to the device before the order is there; where it does not fit, any order finds that."""
         step_s: list[float] = []
         reserved: list[int] = []
         weights = [0, 0]
@@ -168,21 +215,22 @@ class _Try:
         problem = None
         try:
             step = self._step()
-            if weigh:
+            order = ordered()
+            if order.weigh:
                 self._model.register_forward_hook(lambda module, inputs, output: _weigh(weights, inputs, output))
-            if primed:
+            if order.primed:
                 self._one(step, _TINY_BATCH)
-            for _ in range(steps):
+            for _ in range(order.steps):
                 began = perf_counter()
-                self._one(step, batch_size)
+                self._one(step, order.batch_size)
                 step_s.append(perf_counter() - began)
                 reserved.append(self._memory.reserved())
             if self._job.validate:
-                self._validate(step, batch_size)
+                self._validate(step, order.batch_size)
         except BaseException as error:
             outcome, problem = outcomes.of_error(error)
         return Probe(
-            batch_size=batch_size,
+            batch_size=0,  # whoever gave the order knows it
             outcome=outcome,
             peak_bytes=self._memory.peak(),
             reserved_bytes=self._memory.reserved_peak(),

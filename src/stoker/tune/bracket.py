@@ -27,13 +27,15 @@ def close(
     """Close in on the edge from a guess: the better the guess, the fewer tries.
 
     Ends when a size that held and one that failed lie within `tolerance`, or one apart. Before each try `ahead` is told
-    its size and those that would come next, whether it holds or fails.
+    its size and those that would come next, whether it holds or fails; while none has failed, only that for holding:
+    what a good guess will not need would only be in the way.
     """
     state = _State(0, None, max(1, min(guess, ceiling)), 1)
     while True:
         after = {held: _after(state, held, tolerance, ceiling) for held in (True, False)}
         if ahead:
-            ahead([state.size, *(each.size for each in after.values() if not _is_over(each, tolerance, ceiling))])
+            next_ = after.values() if state.failed is not None else (after[True],)
+            ahead([state.size, *(each.size for each in next_ if not _is_over(each, tolerance, ceiling))])
         state = after[holds(state.size)]
         if _is_over(state, tolerance, ceiling):
             return Bracket(ran=state.ran, failed=state.failed)

@@ -24,6 +24,8 @@ _HOST_SHARE = 0.9
 _NOTABLE_BYTES = 64 * 2**20
 _CONTEXT_BYTES = 2**30
 """More than a process holds on a device beside its tensors."""
+_STAND_BY = 3
+"""Tries that wait at the device while the step is followed: for the guess, the size above it and a calm one."""
 
 
 class Search:
@@ -64,6 +66,7 @@ class Search:
         self.cradle.model  # noqa: B018 - made now, while the others run
         self._settle_budget(_value(room))
         if tracing is not None:
+            self.cradle.stand_by(min(_STAND_BY, self._at_once))
             log = tracing.result()
             if isinstance(log, Failure):
                 self.notes.append(f"found by trying alone: {log.sentence}")
@@ -109,22 +112,28 @@ class Search:
         capped = asked is not None or reserve or self.on_host
         self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=self.budget_bytes if capped else None)
 
+    @property
+    def _at_once(self) -> int:
+        """How many tries the device has room for. Where none is capped, each may take all there is."""
+        if self.cradle.job.budget_bytes is None:
+            return 1
+        return max(1, self._free_bytes // (self.budget_bytes + _CONTEXT_BYTES))
+
     def begin(self, sizes: Iterable[int]) -> None:
         """Try sizes side by side, the first ones first, as many as the device has room for; `try_size` finds them
         under way. Those that were begun before and are not among these are not wanted any more."""
-        if self.cradle.job.budget_bytes is None:
-            return
-        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes]
-        wanted = wanted[: self._free_bytes // (self.budget_bytes + _CONTEXT_BYTES)]
+        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes][: self._at_once]
         for size in [size for size in self._begun if size not in wanted]:
             self._begun.pop(size).stop()
-        if len(wanted) > 1:
-            self._begun |= {size: self.cradle.begin(size) for size in wanted if size not in self._begun}
+        for size in wanted:
+            if size not in self._begun:
+                self._begun[size] = self.cradle.begin(size)
 
     def end(self) -> None:
-        """Whatever is still under way is not wanted any more."""
+        """Whatever is still under way or waits is not wanted any more."""
         while self._begun:
             self._begun.popitem()[1].stop()
+        self.cradle.end()
 
     def holds(self, batch_size: int) -> bool:
         return self.try_size(batch_size).outcome == "done"

@@ -52,23 +52,28 @@ def record(
         raise InputError(_cannot_follow(error)) from error
 
 
-def estimate(log: AllocationLog, budget_bytes: int) -> Estimate:
-    likely, without = (
-        sturdy(lambda batch, scratch=scratch: replay(log, batch, budget_bytes, scratch=scratch).fits)  # type: ignore[misc]
-        for scratch in (True, False)
-    )
-    if likely == 0:
+def likely(log: AllocationLog, budget_bytes: int) -> int:
+    """The largest batch that fits, convolutions taking the workspaces there is room for."""
+    found = sturdy(lambda batch: replay(log, batch, budget_bytes).fits)
+    if found == 0:
         raise InputError(too_large(replay(log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes, budget_bytes))
-    at_most, half = (replay(log, batch, _UNLIMITED) for batch in (likely, max(1, likely // 2)))
+    return found
+
+
+def estimate(log: AllocationLog, budget_bytes: int, guess: int | None = None) -> Estimate:
+    """All that the replay says; `guess` is the likely size where it is known already."""
+    most = guess or likely(log, budget_bytes)
+    without = sturdy(lambda batch: replay(log, batch, budget_bytes, scratch=False).fits)
+    at_most, half = (replay(log, batch, _UNLIMITED) for batch in (most, max(1, most // 2)))
     items = at_most.batch_size - half.batch_size
     per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
     return Estimate(
-        likely=likely,
-        interval=_interval(likely, without),
+        likely=most,
+        interval=_interval(most, without),
         calm=largest(lambda batch: _calm(log, batch, budget_bytes)),
         peak_bytes=at_most.allocated_peak_bytes,
         bytes_per_item=per_item,
-        fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * likely),
+        fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * most),
     )
 
 
@@ -78,8 +83,8 @@ def _calm(log: AllocationLog, batch_size: int, budget_bytes: int) -> bool:
     return found.fits and not found.retries
 
 
-def _interval(likely: int, without: int) -> tuple[int, int]:
-    low, high = sorted((likely, without))
+def _interval(most: int, without: int) -> tuple[int, int]:
+    low, high = sorted((most, without))
     return max(1, int(low * (1 - _MARGIN_BELOW))), -int(-high * (1 + _MARGIN_ABOVE) // 1)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from stoker.errors import InputError, MachineError
 from stoker.machine import gpu as driver
+from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import is_known
 from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
@@ -84,10 +85,11 @@ def by_auto(search: Search) -> Limit:
     """From the trace's guess, close in by real steps until one ran and the next just above it failed."""
     if search.on_host:
         return _by_host(search)
-    estimate = traced.estimate(search.log, search.budget_bytes) if search.log else None
     try:
-        found = _closed(search, estimate)
+        guide = _Guide(search, search.log) if search.log else None
+        found = _closed(search, guide)
         search.need(found)
+        estimate = guide.estimate if guide else None
         comfortable = _comfortable(search, found.ran, estimate)
     finally:
         search.end()
@@ -95,18 +97,30 @@ def by_auto(search: Search) -> Limit:
     return msgspec.structs.replace(limit, remedies=_remedies(search, found)) if search.question.advise else limit
 
 
-def _closed(search: Search, estimate: Estimate | None) -> Bracket:
-    """The edge, from where it is told to be; what may be needed next is begun meanwhile."""
+class _Guide:
+    """What the replay says of where to look: the likely size first, the rest while that is being tried."""
+
+    def __init__(self, search: Search, log: AllocationLog) -> None:
+        self._search, self._log = search, log
+        self.guess = traced.likely(log, search.budget_bytes)
+        self.estimate: Estimate | None = None
+
+    def ahead(self, sizes: list[int]) -> None:
+        """Begin what may be needed next."""
+        if self.estimate is None:
+            self._search.begin(sizes)
+            self.estimate = traced.estimate(self._log, self._search.budget_bytes, self.guess)
+        calm = self.estimate.calm
+        self._search.begin((*sizes, calm) if 0 < calm < self.guess else sizes)
+
+
+def _closed(search: Search, guide: _Guide | None) -> Bracket:
+    """The edge, from where it is told to be."""
     tolerance = search.question.tolerance
-    if not estimate:
+    if not guide:
         wide = doubled(search.holds, start=_FIRST_DOUBLING, ceiling=_CEILING)
         return bisected(search.holds, wide, tolerance=tolerance)
-    calm = (estimate.calm,) if 0 < estimate.calm < estimate.likely else ()
-
-    def ahead(sizes: list[int]) -> None:
-        search.begin((*sizes, *calm))
-
-    return close(search.holds, guess=estimate.likely, ceiling=_CEILING, tolerance=tolerance, ahead=ahead)
+    return close(search.holds, guess=guide.guess, ceiling=_CEILING, tolerance=tolerance, ahead=guide.ahead)
 
 
 def by_search(search: Search) -> Limit:
