@@ -481,7 +481,8 @@ def show(rows: list[dict[str, Any]], kept: Kept) -> None:
     speeds = [value for row in rows for value in row["yardstick_ms"]]
     if speeds:
         low, high = np.quantile(speeds, (0.1, 0.9)) / median(speeds) - 1
-        say(f"a fixed job beside the runs took {median(speeds):.1f} ms, and four times in five {low:+.0%} to {high:+.0%}")
+        spread = f"four times in five {low:+.0%} to {high:+.0%}"
+        say(f"a fixed job beside the runs took {median(speeds):.1f} ms, {spread}")
     bad = sum("disturbed" in row["phase"] for row in kept.rows)
     say(f"{len(kept.rows)} runs kept, {bad} of them disturbed by other processes and repeated")
 

@@ -7,7 +7,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -125,7 +125,7 @@ def _limit_trace(told: str, ran: str) -> str:
                 f"{again.count('done')} of {len(again)}",
             ]
         )
-    return table(head, lines)
+    return f"{table(head, lines)}\n\n{_versions(found.values())}"
 
 
 def _key(row: dict[str, Any]) -> str:
@@ -162,15 +162,28 @@ def limits() -> str:
     for row in rows("h200", "limit"):
         if "two-point" not in row:
             continue
-        last, first = row["truth"]["last_ran"], row["truth"]["first_failed"]
-        low, high = sorted((first - 1, last))
-        cells = []
-        for found in (row["auto"], row["two-point"], row["doubling"]):
-            size = found.get("max_batch")
-            error = f"{size} ({size / min(max(size, low), high) - 1:+.1%}), " if size else ""
-            cells.append(f"{error}{found['seconds']:.0f} s" if size else "50 items do not fit")
-        lines.append([row["model"], f"{last} / {first}", *cells])
-    return table(head, lines)
+        truth = row["truth"]
+        cells = [
+            f"{_beside(found['max_batch'], truth)}, {found['seconds']:.0f} s"
+            if "max_batch" in found
+            else "does not fit"
+            for found in (row["auto"], row["two-point"], row["doubling"])
+        ]
+        lines.append([row["model"], f"{truth['last_ran']} / {truth['first_failed']}", *cells])
+    return f"{table(head, lines)}\n\n{_versions(rows('h200', 'limit'))}"
+
+
+def _beside(size: int, truth: dict[str, Any]) -> str:
+    """A size, and how far it is from the nearer edge of what ran and what failed."""
+    low, high = sorted((truth["first_failed"] - 1, truth["last_ran"]))
+    return f"{size} ({size / min(max(size, low), high) - 1:+.1%})"
+
+
+def _versions(found: Iterable[dict[str, Any]]) -> str:
+    seen = sorted({(row["torch"], row["cudnn"]) for row in found})
+    return "; ".join(
+        f"torch {torch}, cuDNN {cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}" for torch, cudnn in seen
+    )
 
 
 def limits_beside_peers(name: str) -> Callable[[], str]:
@@ -179,12 +192,13 @@ def limits_beside_peers(name: str) -> Callable[[], str]:
 
 def _beside_peers(name: str) -> str:
     head = ["model", "auto", "Lightning `binsearch`", "accelerate", "auto's seconds to Lightning's"]
+    truths = {row["key"]: row["truth"] for row in rows("h200", "limit")}
     lines = []
     for row in rows("h200", name):
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
-        cells = [f"{each['max_batch']} in {each['seconds']:.1f} s" for each in found]
+        cells = [f"{_beside(each['max_batch'], truths[row['key']])}, {each['seconds']:.1f} s" for each in found]
         lines.append([row["model"], *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
-    return table(head, lines)
+    return f"{table(head, lines)}\n\n{_versions(rows('h200', name))}"
 
 
 def regret(machine: str) -> Callable[[], str]:
