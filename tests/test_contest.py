@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.measure.bench import Job
@@ -10,7 +11,7 @@ from stoker.predict.forecast import Prediction
 from stoker.records import Setting, Subject, Timeline, Trial
 from stoker.tune import contest
 from stoker.tune.candidates import Candidate, Wish
-from stoker.tune.objective import Objective
+from stoker.tune.objective import Measured, Objective
 
 SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=512, parameters=0)
 ITEMS, SIZE = 512, 8
@@ -122,3 +123,25 @@ def test_one_unlucky_run_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     found = machine.contend([candidate(workers, 1.0) for workers in range(3)], left_s=60)
     assert found[0].setting.num_workers == 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "chosen"),
+    [
+        ({1: (1.00, 1.00), 2: (0.99, 0.99)}, 1),
+        ({1: (1.00,), 2: (0.99, 0.99)}, 2),
+        ({1: (1.00, 1.00), 2: (0.99,)}, 2),
+        ({1: (1.05, 1.05), 2: (0.99, 0.99)}, 2),
+    ],
+)
+def test_the_knee_is_the_leaner_of_two_that_are_known_to_be_alike(
+    runs: dict[int, tuple[float, ...]], chosen: int
+) -> None:
+    found = [
+        msgspec.structs.replace(
+            candidate(workers, 1.0),
+            measured=Measured(samples_s=samples, run_s=samples, items=ITEMS, first_batch_s=0.0, steady_items_per_s=1.0),
+        )
+        for workers, samples in runs.items()
+    ]
+    assert contest.knee(found).setting.num_workers == chosen

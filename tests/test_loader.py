@@ -35,7 +35,7 @@ def costs(
         unevenness=0.0,
         by_batch=False,
         inline_item_s=Table((1.0,), (item_s,), True),
-        inline_free_s=other,
+        inline_between_s=other,
         worker_item_s=Table((1.0,), (item_s,), True),
         waiting_share=waiting,
         collate_s=other,
@@ -49,7 +49,7 @@ def costs(
         blocked_s=other,
         pin_s=other,
         pin_anew_s=Table(),
-        free_s=other,
+        between_s=other,
         fork_s=overhead_s,
         init_s=overhead_s,
         stop_s=(overhead_s, overhead_s),
@@ -258,7 +258,7 @@ def test_equal_seeds_give_equal_answers(parts: dict[str, Any], size: int, count:
 def test_without_workers_it_is_the_sum_of_its_parts(parts: dict[str, Any], size: int, items: int) -> None:
     found = costs(**{**parts, "spread": (1.0,)})
     batches = math.ceil(items / size)
-    parts_s = items * found.inline_item_s.at(1) + batches * (found.step.host_s.at(1) + found.inline_free_s.at(1))
+    parts_s = items * found.inline_item_s.at(1) + batches * (found.step.host_s.at(1) + found.inline_between_s.at(1))
     assert total(found, size, 0, items=items) == pytest.approx(parts_s)
 
 

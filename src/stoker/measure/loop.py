@@ -43,8 +43,7 @@ class Loop:
             except Exception as error:
                 _name_signals(error, batches)
                 raise
-            rows.append(self._one(asked, parcel))
-            del parcel
+            rows.append(self._one(asked, parcel))  # and kept until the next is there, as `for batch in loader` does
         del batches
         self.epochs.append((began, started, asked, perf_counter(), rows))
 

@@ -80,7 +80,7 @@ class Costs:
     unevenness: float
     by_batch: bool
     inline_item_s: Table
-    inline_free_s: Table
+    inline_between_s: Table
     worker_item_s: Table
     waiting_share: float
     collate_s: Table
@@ -94,7 +94,7 @@ class Costs:
     blocked_s: Table
     pin_s: Table
     pin_anew_s: Table
-    free_s: Table
+    between_s: Table
     fork_s: float
     init_s: float
     stop_s: tuple[float, float]

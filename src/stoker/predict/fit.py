@@ -45,10 +45,10 @@ def fit(probes: Probes) -> Costs:
     return Costs(
         cores=probes.machine.usable_cores,
         spread=spread,
-        unevenness=_unevenness(loads),
+        unevenness=_unevenness([run for run in loads if run.num_workers > 1] or loads),
         by_batch=by_batch,
         inline_item_s=_inline_table(inline, usual) if inline else item,
-        inline_free_s=table(by_size(inline, _free), median) if inline else Table(),
+        inline_between_s=table(by_size(inline, _between), median) if inline else Table(),
         worker_item_s=item,
         waiting_share=waiting,
         collate_s=collate,
@@ -62,7 +62,7 @@ def fit(probes: Probes) -> Costs:
         blocked_s=moving.blocked,
         pin_s=moving.pin,
         pin_anew_s=moving.pin_anew,
-        free_s=table(by_size(many or single, _free), median),
+        between_s=table(by_size(many or single, _between), median),
         fork_s=median(run.start_s / run.num_workers for run in many) if many else 0.0,
         init_s=max(0.0, median(init)) if init else 0.0,
         stop_s=_stop(many),
@@ -91,7 +91,7 @@ def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
     return means(runs, usual, lambda run: [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)])
 
 
-def _free(run: Run) -> list[float]:
+def _between(run: Run) -> list[float]:
     gaps = [after - before for before, after in zip(run.done_s, run.asked_s[1:], strict=False)]
     return gaps[1:] or gaps
 

@@ -2,7 +2,8 @@
 
 As the real one: workers are forked one after another; `prefetch_factor` index lists for each are handed out round
 robin when the iterator is made; a worker loads whole batches, one at a time; the loop takes results as they arrive,
-holds back what is out of order, and hands out one more list before it returns a batch; then the step, then freeing it.
+holds back what is out of order, and hands out one more list before it returns a batch; then the step. A batch is held
+until the next is there.
 Whatever computes shares the cores equally; what sleeps or reads does not.
 """
 
@@ -87,18 +88,19 @@ def _loop(
     draws = _draws(costs, sizes, rng)
     if setting.num_workers == 0:
         return _alone(costs, sizes, draws, pinned=bool(setting.pin_memory))
-    return Loader(costs, setting, load, sizes, draws, costs.cores if cores is None else cores, fresh=fresh).run()
+    uneven = np.exp(rng.normal(0.0, costs.unevenness, len(sizes))).tolist()
+    cores = costs.cores if cores is None else cores
+    return Loader(costs, setting, load, sizes, list(zip(draws, uneven, strict=True)), cores, fresh=fresh).run()
 
 
 def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[float]:
     """How each batch's items differ from the mean: resampled from what was seen, a mean over the batch's items."""
     if costs.by_batch or len(costs.spread) == 1:
         return [float(value) for value in rng.choice(costs.spread, size=len(sizes))]
-    uneven = np.exp(rng.normal(0.0, costs.unevenness, len(sizes))) if costs.unevenness else 1.0
     drawn = rng.choice(costs.spread, size=sum(sizes))
     ends = np.cumsum(sizes)
     sums = np.add.reduceat(drawn, np.concatenate([[0], ends[:-1]]))
-    return [float(value) for value in uneven * sums / np.asarray(sizes)]
+    return [float(value) for value in sums / np.asarray(sizes)]
 
 
 def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) -> Seen:
@@ -124,6 +126,6 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) 
             if len(queue) > step.ahead:
                 now = max(now, queue.popleft())
         seen.moments_s.append(now)
-        now += costs.inline_free_s.at(size)
+        now += costs.inline_between_s.at(size)
     seen.total_s = max(now, device_free)
     return seen

@@ -39,7 +39,10 @@ def persists(setting: Setting) -> bool:
 
 
 class Loader:
-    """The loop, its workers and the pin thread of one epoch."""
+    """The loop, its workers and the pin thread of one epoch.
+
+    `draws` has for each batch how its items differ from the mean, and how the core that loads it does.
+    """
 
     def __init__(
         self,
@@ -47,14 +50,15 @@ class Loader:
         setting: Setting,
         load: Load,
         sizes: list[int],
-        draws: list[float],
+        draws: list[tuple[float, float]],
         cores: float,
         *,
         fresh: bool,
     ) -> None:
         self._costs, self._setting, self._in_order, self._fresh = costs, setting, load.in_order, fresh
         self._sizes = sizes
-        self._work = [costs.worker_item_s.at(size) * size * draw for size, draw in zip(sizes, draws, strict=True)]
+        self._work = [costs.worker_item_s.at(size) * size * draw for size, (draw, _) in zip(sizes, draws, strict=True)]
+        self._uneven = [uneven for _, uneven in draws]
         self._cpu = Cores(costs, cores)
         workers = setting.num_workers
         self._lists: list[deque[int]] = [deque() for _ in range(workers)]
@@ -139,7 +143,7 @@ class Loader:
         self._cold[worker] = False
         work = self._work[batch]
         reading = costs.waiting_share * work
-        computing = work - reading + costs.collate_s.at(size) + cold
+        computing = (work - reading + costs.collate_s.at(size) + cold) * self._uneven[batch]
         if reading:
             self._cpu.sleep(reading, lambda: self._cpu.compute(computing, lambda: self._loaded(worker, batch, first)))
         else:
@@ -244,6 +248,8 @@ class Loader:
         seen, now, step = self._seen, self._cpu.now, self._costs.step
         if self._taken == 1:
             seen.first_batch_s = now
+        else:
+            self._pinned_free += 1  # that of the batch before, which the loop held until now
         if not step.asynchronous:
             seen.waited_s += now - self._asked
         host = step.host_s.at(self._sizes[batch])
@@ -273,10 +279,9 @@ class Loader:
 
     def _stepped(self, batch: int) -> None:
         self._seen.moments_s.append(self._cpu.now)
-        self._cpu.compute(self._costs.free_s.at(self._sizes[batch]), self._freed)
+        self._cpu.compute(self._costs.between_s.at(self._sizes[batch]), self._went_on)
 
-    def _freed(self) -> None:
-        self._pinned_free += 1
+    def _went_on(self) -> None:
         if self._taken < len(self._sizes):
             self._ask()
             return

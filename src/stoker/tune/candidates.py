@@ -30,6 +30,10 @@ class Candidate(Record, frozen=True):
         return self.measured.total_s if self.measured else self.predicted_s
 
     @property
+    def runs(self) -> int:
+        return len(self.measured.samples_s) if self.measured else 0
+
+    @property
     def in_flight_items(self) -> int:
         return in_flight(self.setting) * self.setting.batch_size
 

@@ -15,9 +15,10 @@ from stoker.records import Extent, Setting, Trial
 from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, with_measured
 from stoker.tune.objective import Measured, Objective, measured
 
+KNEE = 0.02
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
-_LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.5, 5.0, 0.3
+_LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.0, 5.0, 0.3
 _APART, _APART_ONCE = 0.05, 0.15
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
 of them has been run only once, which may have been in a bad moment."""
@@ -42,6 +43,18 @@ def contend(
         if each not in chosen:
             chosen.append(each)
     return (yield from _rounds(chosen, objective, began, left_s, told))
+
+
+def knee(scored: Sequence[Candidate]) -> Candidate:
+    """Of all that were run and are within 2 % of the best, the one that holds the fewest items in memory.
+
+    What was run only once may be there by luck: it is not taken in place of the best, nor another for it.
+    """
+    best = min(scored, key=lambda each: each.seconds)
+    if best.runs == 1:
+        return best
+    close = [each for each in scored if each.runs > 1 and each.seconds <= best.seconds * (1 + KNEE)]
+    return min(close, key=lambda each: (each.in_flight_items, each.setting.num_workers))
 
 
 def _runners(found: Sequence[Candidate], objective: Objective, left_s: float) -> list[Candidate]:

@@ -16,7 +16,7 @@ from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
 from stoker.tune.advise import Remedy, remedies, verdict
 from stoker.tune.candidates import Candidate, Wish, candidates_of
 from stoker.tune.constrain import RuledOut, bounds_of
-from stoker.tune.contest import Told, contend, everything, thesis
+from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis
 from stoker.tune.limit import limit
 from stoker.tune.objective import Measured, Objective
 from stoker.tune.probe import probing
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 Planner = Literal["simulate", "thesis", "grid"]
-_KNEE = 0.02
 _PROBE_SHARE = 0.45
 """Of the budget, what probing may take; running the best few gets the rest."""
 
@@ -275,15 +274,8 @@ class _Tuner:
         )
 
     def _choose(self, ran: Sequence[Candidate]) -> Candidate:
-        """The knee: of all within 2 % of the best, the one that holds the fewest batches in memory."""
-        if self._planner == "thesis":
-            return ran[0]
         scored = [each for each in ran if each.measured is not None]
-        if not scored:
-            return ran[0]
-        least = min(each.seconds for each in scored)
-        close = [each for each in scored if each.seconds <= least * (1 + _KNEE)]
-        return min(close, key=lambda each: (each.in_flight_items, each.setting.num_workers))
+        return knee(scored) if scored and self._planner != "thesis" else ran[0]
 
     def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate]) -> list[str]:
         notes = list(probes.notes)
@@ -303,7 +295,7 @@ class _Tuner:
         largest = max(ran, key=lambda each: each.setting.batch_size)
         if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
             more = largest.seconds / best.seconds - 1
-            why = "takes longer to come first" if more > _KNEE else "holds more in memory for nothing"
+            why = "takes longer to come first" if more > KNEE else "holds more in memory for nothing"
             notes.append(
                 f"not the largest batch, as the thesis would: {largest.setting.batch_size} took {more:+.0%} and {why}"
             )

@@ -1,0 +1,36 @@
+"""The measured loop, against what `for batch in loader` does."""
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+
+from stoker.measure.clock import Nap, clock_for
+from stoker.measure.feed import Feed
+from stoker.measure.loop import Loop
+from stoker.measure.steps import NapStep
+
+
+class Watched:
+    """Gives batches, and keeps how many of those before were still alive whenever the next was asked for."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches, self.alive = batches, list[int]()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        given: list[weakref.ref[torch.Tensor]] = []
+        for _ in range(self._batches):
+            self.alive.append(sum(each() is not None for each in given))
+            batch = torch.zeros(4, 2)
+            given.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+
+def test_a_batch_lives_until_the_next_is_there_as_in_any_loop() -> None:
+    usual, measured = Watched(5), Watched(5)
+    for _batch in usual:
+        pass
+    clock = clock_for(torch.device("cpu"))
+    Loop(Feed(measured, 5, []), NapStep(Nap("0s")), clock, lambda name, data: None, of=5).epoch()
+    assert measured.alive == usual.alive == [0, 1, 1, 1, 1]
