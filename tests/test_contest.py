@@ -39,6 +39,7 @@ class Machine:
 
     def __init__(self, takes: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
         self._takes, self.now, self.ran = takes, 0.0, list[int]()
+        self.warmed_up: list[int] = []
         monkeypatch.setattr(contest, "perf_counter", lambda: self.now)
 
     def contend(self, found: list[Candidate], left_s: float, wish: Wish | None = None) -> list[Candidate]:
@@ -52,6 +53,9 @@ class Machine:
                 return list(end.value)
 
     def _run(self, job: Job) -> Trial:
+        if job.fresh:
+            self.warmed_up.append(len(self.ran))
+            return Trial(outcome="done", workload=SUBJECT, setting=job.setting, extent=job.extent)
         workers = job.setting.num_workers
         epoch_s = self._takes(workers, self.ran.count(workers))
         self.ran.append(workers)
@@ -145,3 +149,10 @@ def test_the_knee_is_the_leaner_of_two_that_are_known_to_be_alike(
         for workers, samples in runs.items()
     ]
     assert contest.knee(found).setting.num_workers == chosen
+
+
+def test_a_new_process_is_warmed_up_once_for_nobodys_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
+    found = machine.contend([candidate(0, 1.0), candidate(1, 2.0)], left_s=60)
+    assert machine.warmed_up == [0], "before the first run, and never again"
+    assert [each.measured.samples_s[0] for each in found if each.measured] == pytest.approx([1.0, 2.0])

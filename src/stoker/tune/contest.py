@@ -19,6 +19,7 @@ KNEE = 0.02
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.0, 5.0, 0.3
+_WARM_UP_BATCHES, _WARM_UP_S = 2, 20.0
 _APART, _APART_ONCE = 0.05, 0.15
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
 of them has been run only once, which may have been in a bad moment."""
@@ -93,6 +94,7 @@ def _rounds(
     trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
     seen: dict[int, Measured | None] = {}
     target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
+    yield _warm_up(chosen)
     for number in range(_ROUNDS):
         order = list(trials) if number % 2 == 0 else list(reversed(trials))
         for place in order:
@@ -100,15 +102,23 @@ def _rounds(
                 return with_measured(chosen, seen)
             if number and not _open(place, seen):
                 continue
-            job = _job(chosen[place], objective, target_s)
-            # Not in the process that was probed: how its memory lies there may favour some settings, by luck.
-            job = msgspec.structs.replace(job, fresh=not any(trials.values()))
-            trial = yield from _one(job, told)
+            trial = yield from _one(_job(chosen[place], objective, target_s), told)
             trials[place].append(trial)
             seen[place] = measured(trials[place], objective)
         if number and not any(_open(place, seen) for place in trials if place != _leader(seen)):
             break
     return with_measured(chosen, seen)
+
+
+def _warm_up(chosen: Sequence[Candidate]) -> Job:
+    """Two small batches in a new process, for nobody's account.
+
+    Not in the one that was probed: how its memory lies may favour some settings, by luck. And a GPU's first steps in a
+    process take up to a second longer, which would be held against whoever comes first.
+    """
+    least = min(chosen, key=lambda each: each.setting.batch_size).setting
+    setting = msgspec.structs.replace(least, num_workers=0)
+    return Job(setting=setting, extent=Extent(batches=_WARM_UP_BATCHES, warmup=0), limit_s=_WARM_UP_S, fresh=True)
 
 
 def _one(job: Job, told: Told) -> Talk[Trial]:
