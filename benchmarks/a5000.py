@@ -66,7 +66,6 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         flight_s=nothing,
         first_flight_s=nothing,
         first_send_s=nothing,
-        others_first_send_s=nothing,
         receive_s=nothing,
         blocked_s=nothing,
         pin_s=nothing,

@@ -44,7 +44,6 @@ def costs(
         flight_s=other,
         first_flight_s=other,
         first_send_s=Table(),
-        others_first_send_s=Table(),
         receive_s=other,
         blocked_s=other,
         pin_s=other,

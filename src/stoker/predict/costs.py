@@ -70,9 +70,8 @@ class Costs:
     """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
 
     `unevenness` is how much more batches differ than their items say. A worker's first batch is `first_flight_s` longer
-    on its way than later ones; with pinned memory that goes by the number of workers, `first_send_s` for the first one
-    and `others_first_send_s` for the rest. Pinned memory is kept and used again: `pin_anew_s` is what a batch costs
-    more that finds none of its size free.
+    on its way than later ones; with pinned memory `first_send_s`, which goes by the number of workers. Pinned memory is
+    kept and used again: `pin_anew_s` is what a batch costs more that finds none of its size free.
     """
 
     cores: float
@@ -89,7 +88,6 @@ class Costs:
     flight_s: Table
     first_flight_s: Table
     first_send_s: Table
-    others_first_send_s: Table
     receive_s: Table
     blocked_s: Table
     pin_s: Table

@@ -57,7 +57,6 @@ def fit(probes: Probes) -> Costs:
         flight_s=moving.flight,
         first_flight_s=moving.first,
         first_send_s=moving.first_send,
-        others_first_send_s=moving.others_first_send,
         receive_s=moving.receive,
         blocked_s=moving.blocked,
         pin_s=moving.pin,
@@ -183,7 +182,7 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
                 place: fmean((seconds, before.get(place, seconds))) for place, seconds in _cpu_by_item(run).items()
             }
             alone[run.batch_size] = before | again
-    found = {1.0: Level(1.0, sum(map(len, alone.values())))}
+    found = {1.0: Level(1.0, sum(run.num_workers == 1 for run in runs))}
     for run in sorted(runs, key=lambda run: run.num_workers):
         if run.num_workers > 1 and run.batch_size in alone:
             mine, base = _cpu_by_item(run), alone[run.batch_size]
@@ -191,7 +190,7 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
                 same = mine.keys() & base.keys()  # where there are none, the mean of many has to do
                 ours, theirs = (fmean(one[place] for place in same or one) for one in (mine, base))
                 busy = min(float(run.num_workers), max(1.0, cores))
-                found[busy] = found.get(busy, Level(0.0, 0)).with_(ours / max(theirs, 1e-12), len(mine))
+                found[busy] = found.get(busy, Level(0.0, 0)).with_(ours / max(theirs, 1e-12), round(busy))
     values = rising(list(found.values()))
     least, sizes = values[0], list(found)
     for place in range(1, len(values)):  # more busy cores never do less work together
@@ -201,7 +200,7 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
 
 
 class Level(NamedTuple):
-    """A ratio, and how many batches stand behind it."""
+    """A ratio, and how many cores stand behind it: a core is slow or fast for as long as a run takes."""
 
     value: float
     weight: int

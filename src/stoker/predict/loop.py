@@ -138,8 +138,8 @@ class Loader:
         batch = self._lists[worker].popleft()
         size, costs = self._sizes[batch], self._costs
         cold = costs.cold_s.at(size) if self._cold[worker] else 0.0
-        send = costs.others_first_send_s if worker else costs.first_send_s
-        first = costs.first_flight_s.at(size) + send.at(self._setting.num_workers) if self._cold[worker] else 0.0
+        send = costs.first_send_s.at(self._setting.num_workers)
+        first = costs.first_flight_s.at(size) + send if self._cold[worker] else 0.0
         self._cold[worker] = False
         work = self._work[batch]
         reading = costs.waiting_share * work

@@ -1,6 +1,6 @@
 """What it costs to bring a batch from a worker to the loop."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Moving(NamedTuple):
     """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned, and
     pinned where nothing of its size was before.
 
-    With pinned memory the first time counts by workers, not by size: the first worker's, and the others'.
+    With pinned memory the first time counts by workers, not by size.
     """
 
     flight: Table
@@ -23,7 +23,6 @@ class Moving(NamedTuple):
     pin: Table
     pin_anew: Table = Table()
     first_send: Table = Table()
-    others_first_send: Table = Table()
 
 
 def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
@@ -50,8 +49,7 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
             blocked=nothing,
             pin=pinned,
             pin_anew=_pin_anew(moved, pinned),
-            first_send=_by_workers(many, lambda run: run.send_s[:1]),
-            others_first_send=_by_workers(many, lambda run: run.send_s[1 : run.num_workers]),
+            first_send=_first_sends(many),
         )
     blocked = _apart(busy, free) if any(busy.seconds) else nothing
     flight = _apart(landed, free, blocked, pinned)
@@ -62,16 +60,13 @@ def _sends(run: Run) -> list[float]:
     return each(run, run.send_s) if run.send_s else []
 
 
-def _by_workers(runs: Sequence[Run], firsts: Callable[[Run], Sequence[float]]) -> Table:
-    """What first batches took longer to send than later ones, by how many workers there are.
-
-    The first worker's takes several times as long as the others', so that with many of them the batch that the loop
-    waits for is pinned after theirs.
-    """
+def _first_sends(runs: Sequence[Run]) -> Table:
+    """What workers' first batches took longer to send than later ones, by how many workers there are."""
     found: dict[int, list[float]] = {}
     for run in runs:
         usual = median(_sends(run) or [0.0])
-        found.setdefault(run.num_workers, []).extend(max(0.0, seconds - usual) for seconds in firsts(run))
+        firsts = run.send_s[: run.num_workers]
+        found.setdefault(run.num_workers, []).extend(max(0.0, seconds - usual) for seconds in firsts)
     return table(found, median, flat=True)
 
 
