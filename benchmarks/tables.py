@@ -227,9 +227,17 @@ def forecast(machine: str) -> Callable[[], str]:
         whole = {name: [value for row in found for value in row[name]] for name in names}
         sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
-        return table(head, lines)
+        return f"{table(head, lines)}\n\n{_yardstick(found)}"
 
     return made
+
+
+def _yardstick(found: list[dict[str, Any]]) -> str:
+    """How much a fixed job's time varied beside the runs: the machine's own doing."""
+    speeds = sorted(value for row in found for value in row["yardstick_ms"])
+    low, middle, high = (speeds[int(share * len(speeds))] for share in (0.1, 0.5, 0.9))
+    spread = f"{low / middle - 1:+.0%} to {high / middle - 1:+.0%} of that four times in five"
+    return f"The fixed job beside the runs took {middle:.1f} ms, {spread}."
 
 
 def _forecast_line(row: dict[str, Any]) -> list[str]:
