@@ -197,7 +197,7 @@ def _beside_peers(name: str) -> str:
     for row in rows("h200", name):
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
         cells = [f"{_beside(each['max_batch'], truths[row['key']])}, {each['seconds']:.1f} s" for each in found]
-        lines.append([row["model"], *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
+        lines.append([_question(row), *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
     return f"{table(head, lines)}\n\n{_versions(rows('h200', name))}"
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -9,9 +10,10 @@ from torch.utils.data import TensorDataset
 import stoker
 from stoker.errors import InputError
 from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.attempts import Probe, Room
+from stoker.measure.attempts import Probe
+from stoker.measure.room import Room
 from stoker.measure.server import Failure
-from stoker.records import Problem
+from stoker.records import Gpu, Problem
 from stoker.tune import searching, traced, tried
 from stoker.tune.limit import Limit, Method, Question
 from stoker.tune.traced import Estimate
@@ -20,6 +22,15 @@ from stoker.workload.examples import worst_example
 MIB = 2**20
 FIXED, ITEM = 100 * MIB, 10 * MIB
 TOTAL = 1000 * MIB
+GPU = Gpu(
+    index=0,
+    name="a card",
+    uuid="GPU-0",
+    memory_total_bytes=TOTAL,
+    memory_free_bytes=TOTAL,
+    compute_capability="9.0",
+    utilisation=None,
+)
 
 
 class Given:
@@ -109,7 +120,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     """A fresh card, on which steps cannot be followed unless a test says so."""
     fresh = type("FreshCard", (Card,), {})
     monkeypatch.setattr(searching, "Cradle", fresh)
-    monkeypatch.setattr(tried, "_gpu", lambda question: "9.0")
+    monkeypatch.setattr(tried, "_card", lambda question: GPU)
     failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
     monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(failure))
     return fresh
@@ -175,6 +186,15 @@ def test_a_card_with_room_for_two_tries_two_at_once(card: type[Card], monkeypatc
     assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
     assert Card.tried == [86, 85, 83, 84]
     assert Card.begun[:2] == [86, 87]
+
+
+def test_a_card_that_takes_one_process_at_a_time_gets_one(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
+    monkeypatch.setattr(tried, "_card", lambda question: msgspec.structs.replace(GPU, exclusive=True))
+    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert Card.tried == [84, 85]
+    assert Card.most_at_once == 1
 
 
 def test_a_whole_card_is_never_shared(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,9 @@ def test_a_card_is_told_by_its_name_where_that_says_more_than_its_generation(
     card = SimpleNamespace(name=name, compute_capability="9.0")
     monkeypatch.setattr(driver, "read", lambda: ([card], SimpleNamespace(visible_devices=None)))
     monkeypatch.setattr(driver, "visible", lambda cards, visible: cards)
-    assert tried_module._gpu(Question(method="auto")) == told
+    found = tried_module._card(Question(method="auto"))
+    assert found is not None
+    assert tried_module._kind(found) == told
 
 
 def test_methods_that_run_on_a_gpu_say_that_there_is_none() -> None:

@@ -42,6 +42,7 @@ class FakeDriver:
             "nvmlDeviceGetName": lambda _: "NVIDIA H100",
             "nvmlDeviceGetUUID": lambda index: f"GPU-{index}",
             "nvmlDeviceGetComputeRunningProcesses": lambda _: self.processes,
+            "nvmlDeviceGetComputeMode": lambda _: pynvml.NVML_COMPUTEMODE_DEFAULT,
         }
         for name, answer in answers.items():
             self.answer(name, answer)
@@ -60,6 +61,11 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 def process(pid: int, used: int | None = GIB) -> Any:
     return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+def test_a_gpu_that_takes_one_process_at_a_time_is_known(driver: FakeDriver) -> None:
+    driver.answer("nvmlDeviceGetComputeMode", lambda _: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
+    assert gpu.read(environ={})[0][0].exclusive
 
 
 def test_every_gpu_is_described(driver: FakeDriver) -> None:

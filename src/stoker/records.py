@@ -64,6 +64,8 @@ class GpuProcess(Record, frozen=True):
 
 
 class Gpu(Record, frozen=True):
+    """`exclusive`: the driver lets one process at a time compute on it."""
+
     index: int
     name: str
     uuid: str
@@ -72,6 +74,7 @@ class Gpu(Record, frozen=True):
     compute_capability: str | None
     utilisation: float | None
     processes: tuple[GpuProcess, ...] = ()
+    exclusive: bool = False
 
 
 class Cuda(Record, frozen=True):

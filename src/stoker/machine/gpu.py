@@ -133,6 +133,7 @@ def _gpu(library: Any, index: int, holding: bool) -> Gpu:
     memory = _try(library, library.nvmlDeviceGetMemoryInfo, handle)
     capability = _try(library, library.nvmlDeviceGetCudaComputeCapability, handle)
     rates = _try(library, library.nvmlDeviceGetUtilizationRates, handle)
+    mode = _try(library, library.nvmlDeviceGetComputeMode, handle)
     return Gpu(
         index=index,
         name=str(library.nvmlDeviceGetName(handle)),
@@ -142,6 +143,7 @@ def _gpu(library: Any, index: int, holding: bool) -> Gpu:
         compute_capability="{}.{}".format(*capability) if capability else None,
         utilisation=rates.gpu / 100 if rates else None,
         processes=_others(_try(library, library.nvmlDeviceGetComputeRunningProcesses, handle) or [], holding),
+        exclusive=mode == library.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
     )
 
 

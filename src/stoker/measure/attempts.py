@@ -1,11 +1,8 @@
 """Tries of batch sizes, each in a process forked for it from one that has made the model and touched no device."""
 
 import os
-import re
-import resource
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypedDict, Unpack
 
@@ -17,6 +14,7 @@ from stoker.measure import outcomes
 from stoker.measure.clock import Nap, parse_device
 from stoker.measure.fake_cuda import LazyBuild
 from stoker.measure.forked import Forked
+from stoker.measure.room import CudaMemory, HostMemory, Room, room_of
 from stoker.measure.server import Failure
 from stoker.measure.steps import ModelStep
 from stoker.records import Mode, Outcome, Precision, Problem, Record, Setting
@@ -48,14 +46,6 @@ class Probe(Record, frozen=True):
     input_bytes: int = 0
     output_bytes: int = 0
     problem: Problem | None = None
-
-
-class Room(Record, frozen=True):
-    """What a process finds when it comes to the device: its name, its memory, and what of that is free for tensors."""
-
-    device: str
-    total_bytes: int
-    free_bytes: int
 
 
 class Job(Record, frozen=True):
@@ -113,7 +103,7 @@ class Cradle:
 
     def room(self) -> Forked[Room]:
         """Begin to look at the device."""
-        return Forked(lambda: _room(self.job.device), Room)
+        return Forked(lambda: room_of(self.job.device), Room)
 
     def attempt(self, batch_size: int, **how: Unpack[How]) -> Probe:
         """Try a batch size."""
@@ -199,11 +189,11 @@ class _Try:
         device = parse_device(self._job.device)
         assert not isinstance(device, Nap)
         self._device = device
-        self._memory: _CudaMemory | _HostMemory
+        self._memory: CudaMemory | HostMemory
         if device.type == "cuda":
-            self._memory = _CudaMemory(device, self._job.budget_bytes, expandable)
+            self._memory = CudaMemory(device, self._job.budget_bytes, expandable)
         else:
-            self._memory = _HostMemory(self._job.budget_bytes)
+            self._memory = HostMemory(self._job.budget_bytes)
         self._model = model
 
     def run(self, ordered: Callable[[], _Order]) -> Probe:
@@ -271,78 +261,3 @@ def _no_tick(name: str) -> None:
 
 def _weigh(weights: list[int], inputs: Any, output: Any) -> None:
     weights[:] = passes.batch_bytes(inputs), passes.batch_bytes(passes.logits_of(output))
-
-
-def _room(device_name: str) -> Room:
-    device = parse_device(device_name)
-    assert not isinstance(device, Nap)
-    if device.type != "cuda":
-        from stoker.machine import host
-
-        found = host.read()
-        return Room(device="host memory", total_bytes=found.limit_bytes, free_bytes=found.available_bytes)
-    torch.cuda.init()
-    free, total = torch.cuda.mem_get_info(device)
-    return Room(device=torch.cuda.get_device_name(device), total_bytes=total, free_bytes=free)
-
-
-class _CudaMemory:
-    """The caching allocator's view of a device, capped where a budget is given."""
-
-    def __init__(self, device: torch.device, budget_bytes: int | None, expandable: bool) -> None:
-        if expandable:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-        torch.cuda.init()
-        self._device = device
-        self.free_bytes, total = torch.cuda.mem_get_info(device)
-        if budget_bytes is not None:
-            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
-
-    def settle(self) -> None:
-        torch.cuda.synchronize(self._device)
-
-    def reserved(self) -> int:
-        return torch.cuda.memory_reserved(self._device)
-
-    def peak(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device)
-
-    def reserved_peak(self) -> int:
-        return torch.cuda.max_memory_reserved(self._device)
-
-    def retries(self) -> int:
-        return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
-
-
-class _HostMemory:
-    """The process's own memory, beyond what it had when the try began."""
-
-    def __init__(self, budget_bytes: int | None) -> None:
-        from stoker.machine import host
-
-        self.free_bytes = host.available_bytes()
-        self._before = _status("VmRSS")
-        budget = self.free_bytes if budget_bytes is None else budget_bytes
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + budget, hard))
-
-    def settle(self) -> None:
-        """Nothing is under way when the host gets here."""
-
-    def reserved(self) -> int:
-        return max(0, _status("VmRSS") - self._before)
-
-    def peak(self) -> int:
-        return max(0, _status("VmHWM") - self._before)
-
-    def reserved_peak(self) -> int:
-        return self.peak()
-
-    def retries(self) -> int:
-        return 0
-
-
-def _status(name: str) -> int:
-    """A line of this process's status, in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0

@@ -67,8 +67,9 @@ def _gpu_rows(machine: Machine) -> list[tuple[str, str]]:
 def _gpu(gpu: Gpu) -> str:
     capability = f", compute {gpu.compute_capability}" if gpu.compute_capability else ""
     users = f"; used by {len(gpu.processes)} other processes" if gpu.processes else ""
+    alone = "; one process at a time" if gpu.exclusive else ""
     memory = f"{format_bytes(gpu.memory_total_bytes)}, {format_bytes(gpu.memory_free_bytes)} free"
-    return f"{gpu.name}, {memory}{capability}{users}"
+    return f"{gpu.name}, {memory}{capability}{alone}{users}"
 
 
 def _software_rows(machine: Machine) -> list[tuple[str, str]]:

@@ -6,9 +6,10 @@ import msgspec
 
 from stoker.errors import InputError, MachineError, StokerError
 from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.attempts import Attempt, Cradle, Job, Probe, Room
+from stoker.measure.attempts import Attempt, Cradle, Job, Probe
 from stoker.measure.forked import Forked
 from stoker.measure.isolate import Emit
+from stoker.measure.room import Room
 from stoker.measure.server import Failure
 from stoker.records import Mode
 from stoker.tune import traced
@@ -42,6 +43,7 @@ class Search:
         self.log: AllocationLog | None = None
         self.budget_bytes = 0
         self.weights_matter = True
+        self.one_at_a_time = False
         self._items: int | None = None
         self._free_bytes = 0
         self._begun: dict[int, Attempt] = {}
@@ -114,8 +116,8 @@ class Search:
 
     @property
     def _at_once(self) -> int:
-        """How many tries the device has room for. Where none is capped, each may take all there is."""
-        if self.cradle.job.budget_bytes is None:
+        """How many tries the device has room for, and lets come. Where none is capped, each may take all there is."""
+        if self.one_at_a_time or self.cradle.job.budget_bytes is None:
             return 1
         return max(1, self._free_bytes // (self.budget_bytes + _CONTEXT_BYTES))
 

@@ -10,6 +10,7 @@ from stoker.measure.architectures import is_known
 from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
+from stoker.records import Gpu
 from stoker.tune import traced
 from stoker.tune.bracket import Bracket, bisected, close, doubled
 from stoker.tune.limit import Change, Limit, Question
@@ -36,9 +37,11 @@ def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
         from stoker.measure.allocations import OPTIMIZERS
 
         workload = workload.with_(optimizer=OPTIMIZERS[question.optimizer])
-    gpu = _gpu(question)
+    card = _card(question)
+    gpu = _kind(card) if card else None
     name = source.spec if isinstance(source, Named) else source.name
     search = Search(workload, name, mode, question, gpu, emit)
+    search.one_at_a_time = card is not None and card.exclusive
     search.weights_matter = not isinstance(source, Named) or ":" in source.spec
     elsewhere = gpu is None and question.gpu_memory_bytes is not None and question.device != "cpu"
     if question.method == "trace" or (elsewhere and question.method == "auto"):
@@ -50,9 +53,8 @@ def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
     return by[question.method](search)
 
 
-def _gpu(question: Question) -> str | None:
-    """The GPU by the driver's word, its name or else its generation: nothing here may touch the device. None where none
-    is to be used."""
+def _card(question: Question) -> Gpu | None:
+    """The GPU by the driver's word: nothing here may touch the device. None where none is to be used."""
     if question.device == "cpu" or not torch.backends.cuda.is_built():
         return None
     cards, cuda = driver.read()
@@ -60,9 +62,11 @@ def _gpu(question: Question) -> str | None:
     index = int(question.device.partition(":")[2] or 0)
     if question.device.startswith("cuda") and cards and index >= len(cards):
         raise InputError(f"{question.device} was asked for, but there are only {len(cards)} GPUs here")
-    if not cards:
-        return None
-    card = cards[index]
+    return cards[index] if cards else None
+
+
+def _kind(card: Gpu) -> str:
+    """What a trace assumes the kernels of: its name or else its generation."""
     return card.name if is_known(card.name) else card.compute_capability or "8.0"
 
 
