@@ -253,18 +253,9 @@ def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
             return item
 
     model = passes.make_model(workload)
-    if row["device"] == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
     return workload, model, Same()
-
-
-def _halved(row: Row) -> Any:
-    """Autocast, where the row asks for it."""
-    import torch
-
-    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    return torch.autocast(row["device"], kinds.get(row["precision"]), enabled=row["precision"] in kinds)
 
 
 def lightning(row: Row, auto: int, emit: Any) -> Row:
@@ -292,24 +283,15 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
             inputs, target = passes.split(batch)
             return passes.loss_of(workload, passes.forward(workload, self.model, inputs), target)
 
-        def predict_step(self, batch: Any, index: int) -> None:
-            passes.forward(workload, self.model, passes.split(batch)[0])
-
         def configure_optimizers(self) -> Any:
             return passes.make_optimizer(workload, self.model)
 
         def train_dataloader(self) -> Any:
             return DataLoader(items, batch_size=self.batch_size)
 
-        predict_dataloader = train_dataloader
-
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
-    precision = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}[row["precision"]]
-    on = "gpu" if row["device"] == "cuda" else "cpu"
-    trainer = lit.Trainer(accelerator=on, devices=1, precision=precision, enable_model_summary=False, **options)
-    method = "fit" if row["mode"] == "train" else "predict"
-    trials = 25 if on == "gpu" else 3  # a host has no cap that it would stop at
-    found = Tuner(trainer).scale_batch_size(Module(), method=method, mode="binsearch", max_trials=trials)
+    trainer = lit.Trainer(accelerator="gpu", devices=1, enable_model_summary=False, **options)
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", max_trials=25)
     return {"max_batch": found, "seconds": perf_counter() - began}
 
 
@@ -323,28 +305,18 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
 
     began = perf_counter()
     workload, model, items = _peer_parts(row, emit)
-    model = model.to(row["device"])
-
-    def step(batch_size: int, optimizer: Any) -> None:
-        batch = passes.to_device(default_collate([items[0]] * batch_size), row["device"])
-        inputs, target = passes.split(batch)
-        if row["mode"] == "infer":
-            with torch.inference_mode(), _halved(row):
-                passes.forward(workload, model, inputs)
-            return
-        with _halved(row):
-            loss = passes.loss_of(workload, passes.forward(workload, model, inputs), target)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model = model.to("cuda")
 
     @find_executable_batch_size(starting_batch_size=2 ** math.ceil(math.log2(auto + 1)))  # type: ignore[untyped-decorator,unused-ignore]
     def train(batch_size: int) -> int:
-        optimizer = passes.make_optimizer(workload, model) if row["mode"] == "train" else None
+        optimizer = passes.make_optimizer(workload, model)
         for _ in range(3):
-            step(batch_size, optimizer)
-        if row["device"] == "cuda":
-            torch.cuda.synchronize()
+            batch = passes.to_device(default_collate([items[0]] * batch_size), "cuda")
+            inputs, target = passes.split(batch)
+            passes.loss_of(workload, passes.forward(workload, model, inputs), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.cuda.synchronize()
         return batch_size
 
     return {"max_batch": train(), "seconds": perf_counter() - began}
@@ -428,15 +400,11 @@ def main() -> None:
     asked_for = questions()
     if options.alone or options.peers:
         asked_for = [question(model) for model in MODELS if (model in ALONE) == options.alone]
-        if options.peers:  # and the six models' other questions, those that are soon answered first
-            main = {key(question(model)) for model in MODELS}
-            asked_for += sorted((row for row in questions() if key(row) not in main), key=lambda row: row["gib"])
     if options.unseen:
         asked_for = [question(model, gib, **more) for model, gib, more in UNSEEN]
     if options.try_out:
-        modes = ("infer", "train") if options.peers else ("infer",)
-        small = [question("mobilenet_v2", mode=mode, precision="bf16" if options.peers else "fp32") for mode in modes]
-        asked_for = [{**row, "gib": gib, "device": "cpu"} for row in small for gib in (0.2, 0.3)]
+        small = question("mobilenet_v2", mode="infer")
+        asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
     asked_for = [row for row in asked_for if key(row) not in have and options.only in key(row)]
     if options.alone:
         for row in asked_for:
