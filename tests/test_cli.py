@@ -76,8 +76,8 @@ def test_profile_of_the_embedded_workload_as_a_table() -> None:
 def test_stalls_are_told_apart(tmp_path: Path) -> None:
     arguments = ("--mode", "infer", "--batch-size", "8", "--batches", "4", "--device", "sleep:1ms", "--items", "64")
     found = document("profile", "resnet18", "--stalls", *arguments)
-    assert 0 < found["preparation_share"] <= 1
-    assert 0 <= found["fetch_share"] < 1
+    assert 0 <= found["preparation_share"] <= 1
+    assert 0 <= found["fetch_share"] <= 1
     assert set(found["trials"]) == {"memory", "cached", "cold"}
     assert "stall" in stoker("profile", "resnet18", "--stalls", *arguments, "--quiet").stdout
 

@@ -190,7 +190,6 @@ def test_a_slow_step_on_the_host_is_reckoned_and_not_run() -> None:
     assert {probe.batch_size for probe in found.probes} == {2, 4, 8}
 
 
-@NO_GPU
 @pytest.mark.parametrize(
     ("name", "told"),
     [("NVIDIA H200", "NVIDIA H200"), ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3090"), ("X1", "9.0")],
@@ -206,6 +205,7 @@ def test_a_card_is_told_by_its_name_where_that_says_more_than_its_generation(
     assert tried_module._kind(found) == told
 
 
+@NO_GPU
 def test_methods_that_run_on_a_gpu_say_that_there_is_none() -> None:
     with pytest.raises(MachineError, match="finds none here"):
         stoker.limit(wide(), method="two-point", gpu_memory="1GiB")

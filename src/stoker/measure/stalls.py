@@ -25,12 +25,17 @@ class Stalls(Record, frozen=True):
     @property
     def preparation(self) -> float:
         """What decoding, transforming and the rest of loading add, with every file in the page cache."""
-        return max(0.0, loop_s(self.cached) - loop_s(self.memory)) / loop_s(self.cold)
+        return max(0.0, loop_s(self.cached) - loop_s(self.memory)) / self._whole_s
 
     @property
     def fetch(self) -> float:
         """What reading the files from storage adds to that."""
-        return max(0.0, loop_s(self.cold) - loop_s(self.cached)) / loop_s(self.cold)
+        return max(0.0, loop_s(self.cold) - loop_s(self.cached)) / self._whole_s
+
+    @property
+    def _whole_s(self) -> float:
+        """The cold run, which has everything in it; a busy machine may have made the cached one longer."""
+        return max(loop_s(self.cold), loop_s(self.cached))
 
 
 def loop_s(trial: Trial) -> float:
