@@ -1,16 +1,19 @@
 """The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
 
-python benchmarks/limit.py [--limit 480] [--alone | --peers | --unseen] [--previous FILE] [--output FOLDER]
+python benchmarks/limit.py [--limit 480] [--thesis | --alone | --peers | --more | --unseen] [--previous FILE]
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
-of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers). Rows
-that the result file has are not run again, so that several visits add up.
+of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers).
+`--more` asks the peers what was asked of six models besides, `--thesis` its two methods where a row lacks them. Rows that the result file has are not run again, so that several runs add up.
+
+The peers get their batches as our tries do, made on the device: what a loader would cost is nobody's.
 """
 
 import contextlib
 import importlib
 import json
 import math
+import signal
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing import get_context
@@ -24,6 +27,8 @@ Row = dict[str, Any]
 GIB = 2**30
 CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 2
 _ROW_S = 35
+PEER_S = 150
+"""What another tool is given for one answer."""
 _FINE = 400
 """The edge is found to one part in so many: a quarter of a per cent."""
 MODELS = [
@@ -76,8 +81,12 @@ def question(model: str, gib: int = 16, mode: str = "train", precision: str = "f
 
 def questions() -> list[Row]:
     """Those that need most of the card come first: the others run beside them."""
+    rows = more_questions()
+    return [*rows[:12], *(question(model) for model in MODELS), *rows[12:]]
+
+
+def more_questions() -> list[Row]:
     rows = [question(model, gib) for gib in (80, 40) for model in MORE]
-    rows += [question(model) for model in MODELS]
     rows += [question(model, 24, "infer") for model in MORE]
     rows += [question(model, precision="bf16") for model in MORE]
     rows += [question(model, optimizer="adamw") for model in MORE]
@@ -97,12 +106,11 @@ def asked(row: Row) -> dict[str, Any]:
     return {"gpu_memory": int(row["gib"] * GIB), **{name: row[name] for name in names}}
 
 
-def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
-    """Every method's answer to one question. `full` adds the thesis' methods, `peers` the other tools."""
+def answer(row: Row, *, peers: bool, budget_s: float) -> Row:
+    """Our answers to one question against the truth; with `peers`, beside those of the other tools."""
     import torch
 
     import stoker
-    from stoker.errors import StokerError
 
     began = perf_counter()
     if peers:
@@ -114,17 +122,28 @@ def answer(row: Row, *, full: bool, peers: bool, budget_s: float) -> Row:
     auto = found["auto"]["max_batch"]
     if not peers:
         failed = [probe["batch_size"] for probe in found["auto"]["probes"] if not probe["ran"]]
-        found["truth"] = truth(row, auto, failed, (-0.08, -0.04, -0.02, 0.01, 0.02, 0.04) if full else (0.02,))
-    for method in ("two-point", "doubling") if full else ():
-        try:
-            found[method] = brief(stoker.limit(source, method=method, **asked(row)))
-        except StokerError as error:
-            found[method] = {"problem": str(error)}
-    if peers and perf_counter() - began < budget_s:
+        found["truth"] = truth(row, auto, failed, (-0.08, -0.04, -0.02, 0.01, 0.02, 0.04))
+        found |= by_thesis(row)
+    elif perf_counter() - began < budget_s:
         for name, run in (("lightning", lightning), ("accelerate", accelerate)):
             found[name] = forked(run, row, auto)
     found["wall_s"] = perf_counter() - began
     return found
+
+
+def by_thesis(row: Row) -> Row:
+    """Its two methods' answers, for a row that may have others already."""
+    import stoker
+    from stoker.errors import StokerError
+
+    source = stoker.Named(spec=row["model"], data="device")
+    found: Row = {}
+    for method in ("two-point", "doubling"):
+        try:
+            found[method] = brief(stoker.limit(source, method=method, **asked(row)))
+        except StokerError as error:
+            found[method] = {"problem": str(error)}
+    return {**row, **found}
 
 
 def _import_libraries() -> None:
@@ -182,7 +201,16 @@ def forked(function: Any, *arguments: Any) -> Any:
     from stoker.measure.forked import Forked
     from stoker.measure.server import Failure
 
-    result = Forked(lambda: function(*arguments, lambda name, data: None), dict).result()
+    def timed() -> Row:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(PEER_S)
+        found: Row = function(*arguments, lambda name, data: None)
+        return found
+
+    call = Forked(timed, dict)
+    result = call.result()
+    if call.signal == signal.SIGALRM:
+        return {"problem": f"not done after {PEER_S} s", "more_than_s": PEER_S}
     return {"problem": result.sentence[-300:]} if isinstance(result, Failure) else result
 
 
@@ -233,29 +261,20 @@ def _truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...], em
 
 
 def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
-    """The same model, optimizer and items for another tool; the allocator capped as ours is."""
+    """The same model, optimizer and batches for another tool; the allocator capped as ours is."""
     import torch
-    from torch.utils.data import Dataset
 
     from stoker.measure.allocations import OPTIMIZERS
     from stoker.measure.trial import Named, opened
     from stoker.workload import passes
+    from stoker.workload.examples import worst_example
 
     workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
     workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"] or "momentum"])
-    item = passes.make_dataset(workload)[0]
-
-    class Same(Dataset[Any]):
-        def __len__(self) -> int:
-            return 100_000
-
-        def __getitem__(self, index: int) -> Any:
-            return item
-
-    model = passes.make_model(workload)
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
-    return workload, model, Same()
+    if row["device"] == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
+    return workload, passes.make_model(workload), worst_example(workload)
 
 
 def lightning(row: Row, auto: int, emit: Any) -> Row:
@@ -272,7 +291,7 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     began = perf_counter()
-    workload, model, items = _peer_parts(row, emit)
+    workload, model, example = _peer_parts(row, emit)
 
     class Module(lit.LightningModule):  # type: ignore[misc,unused-ignore]
         def __init__(self) -> None:
@@ -283,15 +302,26 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
             inputs, target = passes.split(batch)
             return passes.loss_of(workload, passes.forward(workload, self.model, inputs), target)
 
+        def validation_step(self, batch: Any, index: int) -> None:
+            passes.forward(workload, self.model, passes.split(batch)[0])
+
         def configure_optimizers(self) -> Any:
             return passes.make_optimizer(workload, self.model)
 
+        def transfer_batch_to_device(self, batch: int, device: Any, index: int) -> Any:
+            return example.sized(batch, device)
+
         def train_dataloader(self) -> Any:
-            return DataLoader(items, batch_size=self.batch_size)
+            return DataLoader(range(100_000), batch_size=self.batch_size, collate_fn=len)  # type: ignore[arg-type]
+
+        val_dataloader = train_dataloader
 
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "max_epochs": 1}
-    trainer = lit.Trainer(accelerator="gpu", devices=1, enable_model_summary=False, **options)
-    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", max_trials=25)
+    precision = "bf16-mixed" if row["precision"] == "bf16" else "32-true"
+    where = "gpu" if row["device"] == "cuda" else "cpu"
+    trainer = lit.Trainer(accelerator=where, devices=1, precision=precision, enable_model_summary=False, **options)
+    method = "fit" if row["mode"] == "train" else "validate"
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", method=method, max_trials=25)
     return {"max_batch": found, "seconds": perf_counter() - began}
 
 
@@ -299,33 +329,43 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
     """accelerate's finder, which only goes down, from the power of two above the answer."""
     import torch
     from accelerate.utils import find_executable_batch_size  # type: ignore[import-not-found,unused-ignore]
-    from torch.utils.data import default_collate
 
     from stoker.workload import passes
 
     began = perf_counter()
-    workload, model, items = _peer_parts(row, emit)
-    model = model.to("cuda")
+    workload, model, example = _peer_parts(row, emit)
+    device = torch.device(row["device"])
+    model = model.to(device).train(row["mode"] == "train")
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=row["precision"] == "bf16")
+
+    def step(batch_size: int, optimizer: Any) -> None:
+        inputs, target = passes.split(example.sized(batch_size, device))
+        if optimizer is None:
+            with torch.inference_mode(), autocast:
+                passes.forward(workload, model, inputs)
+            return
+        with autocast:
+            loss = passes.loss_of(workload, passes.forward(workload, model, inputs), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
     @find_executable_batch_size(starting_batch_size=2 ** math.ceil(math.log2(auto + 1)))  # type: ignore[untyped-decorator,unused-ignore]
-    def train(batch_size: int) -> int:
-        optimizer = passes.make_optimizer(workload, model)
+    def run(batch_size: int) -> int:
+        optimizer = passes.make_optimizer(workload, model) if row["mode"] == "train" else None
         for _ in range(3):
-            batch = passes.to_device(default_collate([items[0]] * batch_size), "cuda")
-            inputs, target = passes.split(batch)
-            passes.loss_of(workload, passes.forward(workload, model, inputs), target).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        torch.cuda.synchronize()
+            step(batch_size, optimizer)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         return batch_size
 
-    return {"max_batch": train(), "seconds": perf_counter() - began}
+    return {"max_batch": run(), "seconds": perf_counter() - began}
 
 
 # ---------------------------------------------------------------- many rows
 
 
-def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool) -> None:
+def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool, thesis: bool) -> None:
     """As many rows at once as the card holds; new ones are begun until the time is up."""
     waiting, free, at_once = list(rows), CARD_GIB, PEERS_AT_ONCE if peers else AT_ONCE
     running: dict[Future[Row], int] = {}
@@ -334,12 +374,15 @@ def side_by_side(rows: list[Row], deadline: float, keep: Any, *, peers: bool) ->
         while waiting or running:
             for row in list(waiting):
                 at_most = 3 * (row["gib"] + 1)  # `auto` tries so many sizes at once where it finds room for them
-                need = at_most if at_most <= CARD_GIB else row["gib"] + 2
-                if need <= free and len(running) < at_once and time.monotonic() < deadline - _ROW_S:
+                need = at_most if at_most <= CARD_GIB and not thesis else row["gib"] + 2
+                left = deadline - time.monotonic() - _ROW_S
+                if need <= free and len(running) < at_once and left > 0:
                     waiting.remove(row)
-                    full = row["gib"] == 16 and row["optimizer"] == "momentum" and row["precision"] == "fp32"
-                    left = deadline - time.monotonic() - _ROW_S
-                    running[pool.submit(answer, row, full=full and not peers, peers=peers, budget_s=left)] = need
+                    if thesis:
+                        future = pool.submit(by_thesis, row)
+                    else:
+                        future = pool.submit(answer, row, peers=peers, budget_s=left)
+                    running[future] = need
                     free -= need
             if not running or time.monotonic() > deadline:
                 break
@@ -375,13 +418,15 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
     parser.add_argument("--peers", action="store_true", help="the other rows with peers, side by side")
+    parser.add_argument("--thesis", action="store_true", help="its two methods, for rows of --previous without them")
+    parser.add_argument("--more", action="store_true", help="the six models' other questions, with peers, side by side")
     parser.add_argument("--unseen", action="store_true", help="questions that no rule was made with in view")
     parser.add_argument("--only", default="", help="rows with this in their key")
     parser.add_argument("--try-out", action="store_true", help="two small questions on the host, to see that it works")
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit
-    kinds = [kind for kind in ("alone", "peers", "unseen") if getattr(options, kind)]
+    kinds = [kind for kind in ("alone", "peers", "more", "unseen") if getattr(options, kind)]
     name = "-".join(["limit", *kinds])
     rows: list[Row] = []
     if options.previous and options.previous.exists():
@@ -390,29 +435,35 @@ def main() -> None:
 
     def keep(future: Any) -> None:
         try:
-            rows.append(future.result() if isinstance(future, Future) else future)
+            row = future.result() if isinstance(future, Future) else future
         except Exception as error:
             say(f"a row failed: {type(error).__name__}: {error}"[:300])
             return
-        say(line(rows[-1]))
+        known = next((place for place, other in enumerate(rows) if other["key"] == row["key"]), len(rows))
+        rows[known : known + 1] = [row]
+        say(line(row))
         write(options.output, name, rows)
 
     asked_for = questions()
     if options.alone or options.peers:
         asked_for = [question(model) for model in MODELS if (model in ALONE) == options.alone]
+    if options.more:
+        asked_for = more_questions()
     if options.unseen:
         asked_for = [question(model, gib, **more) for model, gib, more in UNSEEN]
     if options.try_out:
         small = question("mobilenet_v2", mode="infer")
         asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
     asked_for = [row for row in asked_for if key(row) not in have and options.only in key(row)]
+    if options.thesis:
+        asked_for = [row for row in rows if "two-point" not in row and options.only in row["key"]]
     if options.alone:
         for row in asked_for:
             left = deadline - time.monotonic()
             if left > _ROW_S:
-                keep(answer(row, full=False, peers=True, budget_s=left - _ROW_S))
+                keep(answer(row, peers=True, budget_s=left - _ROW_S))
     else:
-        side_by_side(asked_for, deadline, keep, peers=options.peers)
+        side_by_side(asked_for, deadline, keep, peers=options.peers or options.more, thesis=options.thesis)
     say(f"{len(rows)} rows")
 
 
