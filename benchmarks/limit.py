@@ -4,7 +4,8 @@ python benchmarks/limit.py [--limit 480] [--thesis | --alone | --peers | --more 
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
 of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers).
-`--more` asks the peers what was asked of six models besides, `--thesis` its two methods where a row lacks them. Rows that the result file has are not run again, so that several runs add up.
+`--more` asks the peers what was asked of six models besides, `--thesis` its two methods where a row lacks them. Rows
+that the result file has are not run again, so that several runs add up.
 
 The peers get their batches as our tries do, made on the device: what a loader would cost is nobody's.
 """
