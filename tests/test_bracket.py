@@ -42,3 +42,23 @@ def test_doubling_then_bisection_finds_the_edge(edge: int, start: int) -> None:
     assert wide.ran <= edge < wide.failed
     tight = bisected(lambda size: size <= edge, wide, tolerance=0)
     assert tight.ran == edge
+
+
+@given(EDGES, GUESSES, st.integers(0, 6000))
+def test_any_word_about_the_most_that_is_likely_leaves_the_edge_where_it_is(edge: int, guess: int, most: int) -> None:
+    found = close(lambda size: size <= edge, guess=guess, ceiling=10**6, ahead=lambda sizes: most)
+    assert found.failed is not None
+    assert found.ran <= edge < found.failed
+    assert found.failed - found.ran <= max(1, int(found.ran * 0.01))
+
+
+def test_a_guess_a_little_low_goes_to_the_most_that_is_likely_next() -> None:
+    tried: list[int] = []
+    found = close(
+        lambda size: tried.append(size) or size <= 410,  # type: ignore[func-returns-value]
+        guess=397,
+        ceiling=10**6,
+        ahead=lambda sizes: 411,
+    )
+    assert tried == [397, 400, 411, 407]
+    assert found == Bracket(ran=407, failed=411)

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from stoker.records import Record
 
+_SECOND = 2
+"""What the second stride outwards is, in gaps."""
+
 
 class Bracket(Record, frozen=True):
     """`ran` is the largest size shown to hold with a failure right above it (0: none), `failed` that failure's size.
@@ -22,20 +25,20 @@ def close(
     guess: int,
     ceiling: int,
     tolerance: float = 0.01,
-    ahead: Callable[[list[int]], None] | None = None,
+    ahead: Callable[[list[int]], int | None] | None = None,
 ) -> Bracket:
     """Close in on the edge from a guess: the better the guess, the fewer tries.
 
     Ends when a size that held and one that failed lie within `tolerance`, or one apart. Before each try `ahead` is told
     its size and those that would come next, whether it holds or fails; while none has failed, only that for holding:
-    what a good guess will not need would only be in the way.
+    what a good guess will not need would only be in the way. It may answer with the largest size that is likely at all.
     """
-    state = _State(0, None, max(1, min(guess, ceiling)), 1)
+    state, most = _State(0, None, max(1, min(guess, ceiling)), 1), None
     while True:
-        after = {held: _after(state, held, tolerance, ceiling) for held in (True, False)}
+        after = {held: _after(state, held, tolerance, ceiling, most) for held in (True, False)}
         if ahead:
             next_ = after.values() if state.failed is not None else (after[True],)
-            ahead([state.size, *(each.size for each in next_ if not _is_over(each, tolerance, ceiling))])
+            most = ahead([state.size, *(each.size for each in next_ if not _is_over(each, tolerance, ceiling))])
         state = after[holds(state.size)]
         if _is_over(state, tolerance, ceiling):
             return Bracket(ran=state.ran, failed=state.failed)
@@ -50,13 +53,13 @@ class _State(NamedTuple):
     stride: int
 
 
-def _after(state: _State, held: bool, tolerance: float, ceiling: int) -> _State:
+def _after(state: _State, held: bool, tolerance: float, ceiling: int, most: int | None) -> _State:
     ran, failed, size, stride = state
     if held:
         ran, stride = size, stride if failed is None else 1
     else:
         failed = size
-    return _State(ran, failed, *_next(ran, failed, stride, tolerance, ceiling))
+    return _State(ran, failed, *_next(ran, failed, stride, tolerance, ceiling, most))
 
 
 def _is_over(state: _State, tolerance: float, ceiling: int) -> bool:
@@ -71,13 +74,26 @@ def _gap(size: int, tolerance: float) -> int:
     return max(1, int(size * tolerance))
 
 
-def _next(ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int) -> tuple[int, int]:
-    """Where to look next: outwards in strides that double until both ends are known, then the middle."""
+def _next(
+    ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int, most: int | None
+) -> tuple[int, int]:
+    """Where to look next: outwards in strides that double until both ends are known, then between them.
+
+    The second stride goes to the largest likely size, if that is about as far.
+    """
+    gap = _gap(ran or failed or 1, tolerance)
     if failed is None:
-        return min(ceiling, ran + stride * _gap(ran, tolerance)), stride * 2
+        to = most if most and stride == _SECOND and ran + gap < most <= ran + 2 * stride * gap else ran + stride * gap
+        return min(ceiling, to), stride * 2
     if not ran:
-        return max(1, failed - stride * _gap(failed, tolerance)), stride * 2
-    return (ran + failed) // 2, stride
+        return max(1, failed - stride * gap), stride * 2
+    return _between(ran, failed, gap), stride
+
+
+def _between(ran: int, failed: int, gap: int) -> int:
+    """The middle, in whole gaps from above: what holds there may close it at once."""
+    gaps = -(-(failed - ran) // gap)
+    return max(ran + 1, failed - gap * (gaps // 2))
 
 
 def doubled(holds: Callable[[int], bool], *, start: int, ceiling: int) -> Bracket:
@@ -100,7 +116,7 @@ def bisected(holds: Callable[[int], bool], between: Bracket, *, tolerance: float
     """The edge inside a bracket, to within `tolerance`."""
     ran, failed = between.ran, between.failed
     while ran and failed is not None and not _is_closed(ran, failed, tolerance):
-        middle = (ran + failed) // 2
+        middle = _between(ran, failed, _gap(ran, tolerance))
         if holds(middle):
             ran = middle
         else:

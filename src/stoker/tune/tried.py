@@ -109,13 +109,14 @@ class _Guide:
         self.guess = traced.likely(log, search.budget_bytes)
         self.estimate: Estimate | None = None
 
-    def ahead(self, sizes: list[int]) -> None:
-        """Begin what may be needed next."""
+    def ahead(self, sizes: list[int]) -> int:
+        """Begin what may be needed next, and say what is the most that is likely."""
         if self.estimate is None:
             self._search.begin(sizes)
             self.estimate = traced.estimate(self._log, self._search.budget_bytes, self.guess)
         calm = self.estimate.calm
         self._search.begin((*sizes, calm) if 0 < calm < self.guess else sizes)
+        return self.estimate.interval[1]
 
 
 def _closed(search: Search, guide: _Guide | None) -> Bracket:
