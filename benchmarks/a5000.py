@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import arguments, say, write
 
-from stoker.predict.costs import Costs, Step, Table
+from stoker.predict.costs import Costs, FirstSends, Step, Table
 from stoker.predict.loader import simulate
 from stoker.predict.loop import Load
 from stoker.records import Setting
@@ -55,6 +55,7 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         cores=CORES,
         spread=np.maximum(0.05, np.asarray(spread)) / np.mean(np.maximum(0.05, spread)),
         unevenness=0.0,
+        lasting=0.0,
         by_batch=False,
         inline_item_s=nothing,
         inline_between_s=nothing,
@@ -65,7 +66,7 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         gap_s=nothing,
         flight_s=nothing,
         first_flight_s=nothing,
-        first_send_s=nothing,
+        first_sends=FirstSends(),
         receive_s=nothing,
         blocked_s=nothing,
         pin_s=nothing,

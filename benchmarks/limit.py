@@ -322,7 +322,8 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
     where = "gpu" if row["device"] == "cuda" else "cpu"
     trainer = lit.Trainer(accelerator=where, devices=1, precision=precision, enable_model_summary=False, **options)
     method = "fit" if row["mode"] == "train" else "validate"
-    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", method=method, max_trials=25)
+    # Its own bound of 8192 is lifted; that it takes 5 % off what it found is left as it is.
+    found = Tuner(trainer).scale_batch_size(Module(), mode="binsearch", method=method, max_val=2**20)
     return {"max_batch": found, "seconds": perf_counter() - began}
 
 

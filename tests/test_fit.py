@@ -1,7 +1,9 @@
 """From probes to costs, on runs whose costs are known because they were made here."""
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.predict.fit import Level, fit, rising
@@ -93,7 +95,21 @@ def test_a_landing_with_pinned_memory_comes_apart_into_its_parts() -> None:
     assert costs.receive_s.at(4) == pytest.approx(SEND_S)
     assert costs.flight_s.at(4) == pytest.approx(0.001)
     assert costs.first_flight_s.at(4) == 0.0, "making pinned memory is counted once"
-    assert costs.first_send_s.at(4) == pytest.approx(LATE_S)
+    assert costs.first_sends == pytest.approx((LATE_S,) * 4)
+
+
+def test_how_long_a_worker_stays_slow_is_seen_in_its_next_batches() -> None:
+    def crowd(slow: Callable[[int], int]) -> Run:
+        took = [0.1 * (1.5 if slow(place) == place % 8 else 1.0) for place in range(32)]
+        ended = [place // 8 + seconds for place, seconds in enumerate(took)]
+        made = run(8, 0.010, batches=32)
+        began = tuple(float(place // 8) for place in range(32))
+        return msgspec.structs.replace(made, began_s=began, ended_s=tuple(ended))
+
+    alone = (run(0, 0.010), run(1, 0.010))
+    assert fit(probes(*alone)).lasting == 0.0
+    assert fit(probes(*alone, crowd(lambda place: 3))).lasting == pytest.approx(1.0)
+    assert fit(probes(*alone, crowd(lambda place: place // 8))).lasting < 0.2
 
 
 def test_one_worker_on_a_slow_core_is_outvoted_by_those_on_others() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import InputError
 from stoker.predict import loader
-from stoker.predict.costs import Costs, Step, Table, faster
+from stoker.predict.costs import Costs, FirstSends, Step, Table, faster
 from stoker.predict.loader import simulate
 from stoker.predict.loop import Load
 from stoker.records import Setting
@@ -33,6 +33,7 @@ def costs(
         cores=cores,
         spread=np.asarray(spread) / np.mean(spread),
         unevenness=0.0,
+        lasting=0.0,
         by_batch=False,
         inline_item_s=Table((1.0,), (item_s,), True),
         inline_between_s=other,
@@ -43,7 +44,7 @@ def costs(
         gap_s=other,
         flight_s=other,
         first_flight_s=other,
-        first_send_s=Table(),
+        first_sends=FirstSends(),
         receive_s=other,
         blocked_s=other,
         pin_s=other,
@@ -144,13 +145,35 @@ def test_pinned_memory_is_made_as_often_as_batches_wait_and_then_used_again() ->
 
 def test_a_slow_first_send_puts_the_first_batch_behind_those_of_all_workers() -> None:
     pinned = replace(costs(item_s=0.001, cores=16), pin_s=Table((1.0,), (0.05,), True))
-    late = replace(pinned, first_send_s=Table((1.0,), (0.03,), True))
-    first = {}
-    for name, found in (("even", pinned), ("late", late)):
+    late = replace(pinned, first_sends=FirstSends(first=0.03))
+
+    def first(found: Costs, items: int) -> float:
         setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
-        first[name] = simulate(found, setting, Load(items=640)).first_batch_s
-    assert first["even"] == pytest.approx(0.008 + 0.05)
-    assert first["late"] >= 0.008 + 8 * 0.05, "it waits until all that came before it are pinned"
+        return simulate(found, setting, Load(items=items)).first_batch_s
+
+    assert first(pinned, 640) == pytest.approx(0.008 + 0.05)
+    assert first(late, 640) >= 0.008 + 8 * 0.05, "it waits until all that came before it are pinned"
+    assert first(late, 64) == pytest.approx(0.008 + 0.05), "with nothing to load next, nothing is in its way"
+
+
+def test_whose_first_batch_is_late() -> None:
+    sends = FirstSends(alone=1.0, first=2.0, second=3.0, others=4.0)
+    assert sends.of(0, 1, goes_on=False) == 1.0
+    assert [sends.of(worker, 4, goes_on=True) for worker in range(4)] == [2.0, 3.0, 4.0, 4.0]
+    assert [sends.of(worker, 4, goes_on=False) for worker in range(4)] == [4.0, 3.0, 4.0, 4.0]
+
+
+def test_pinned_memory_is_free_again_when_the_device_is_done_with_it() -> None:
+    def blocks(device_s: float) -> float:
+        step = Step(host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True)
+        found = replace(costs(item_s=0.001, step=step), pin_s=Table((1.0,), (0.0001,), True))
+        anew = replace(found, pin_anew_s=Table((1.0,), (0.0005,), True))
+        setting = Setting(batch_size=8, num_workers=1, pin_memory=True)
+        last = [simulate(each, setting, Load(items=160)).moments_s[-1] for each in (anew, found)]
+        return (last[0] - last[1]) / 0.0005
+
+    assert blocks(0.001) < 4, "a few go round"
+    assert blocks(0.1) > 10, "the host runs ahead of the device, and what it has read is still in use"
 
 
 def test_nothing_is_launched_while_pinned_memory_is_made() -> None:
@@ -169,6 +192,9 @@ def test_uneven_cores_scatter_what_batches_take() -> None:
     uneven = [total(replace(found, unevenness=0.2), 8, 2, seed=seed) for seed in range(8)]
     assert np.ptp(even) < 1e-9 < np.ptp(uneven)
     assert np.mean(uneven) == pytest.approx(np.mean(even), rel=0.2)
+    lasting = [total(replace(found, unevenness=0.2, lasting=1.0), 8, 4, seed=seed) for seed in range(20)]
+    passing = [total(replace(found, unevenness=0.2), 8, 4, seed=seed) for seed in range(20)]
+    assert np.mean(lasting) > np.mean(passing), "batches are yielded in order: the slowest worker holds up the rest"
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

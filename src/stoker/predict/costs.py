@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,18 +66,39 @@ class Step:
     late_s: float = 0.0
 
 
+class FirstSends(NamedTuple):
+    """What a worker's first batch takes longer to be sent than later ones, where a thread pins what it sends.
+
+    The first worker's waits for the interpreter where that is loading the next batch already, and the second's is late
+    on every machine that we have seen, for reasons that we have not found; all others are about as quick as later ones.
+    """
+
+    alone: float = 0.0
+    first: float = 0.0
+    second: float = 0.0
+    others: float = 0.0
+
+    def of(self, worker: int, workers: int, *, goes_on: bool) -> float:
+        if workers == 1:
+            return self.alone
+        if worker == 0:
+            return self.first if goes_on else self.others
+        return self.second if worker == 1 else self.others
+
+
 @dataclass(frozen=True)
 class Costs:
     """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
 
-    `unevenness` is how much more batches differ than their items say. A worker's first batch is `first_flight_s` longer
-    on its way than later ones; with pinned memory `first_send_s`, which goes by the number of workers. Pinned memory is
-    kept and used again: `pin_anew_s` is what a batch costs more that finds none of its size free.
+    `unevenness` is how much more batches differ than their items say, `lasting` how much of that stays with a worker. A
+    worker's first batch is `first_flight_s` longer on its way than later ones; with pinned memory `first_sends`. Pinned
+    memory is kept and used again: `pin_anew_s` is what a batch costs more that finds none of its size free.
     """
 
     cores: float
     spread: NDArray[np.float64]
     unevenness: float
+    lasting: float
     by_batch: bool
     inline_item_s: Table
     inline_between_s: Table
@@ -87,7 +109,7 @@ class Costs:
     gap_s: Table
     flight_s: Table
     first_flight_s: Table
-    first_send_s: Table
+    first_sends: FirstSends
     receive_s: Table
     blocked_s: Table
     pin_s: Table

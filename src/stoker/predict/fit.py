@@ -6,6 +6,7 @@ The first batch of each worker is cold (pages never touched, caches to fill) and
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -46,6 +47,7 @@ def fit(probes: Probes) -> Costs:
         cores=probes.machine.usable_cores,
         spread=spread,
         unevenness=_unevenness([run for run in loads if run.num_workers > 1] or loads),
+        lasting=_lasting(loads),
         by_batch=by_batch,
         inline_item_s=_inline_table(inline, usual) if inline else item,
         inline_between_s=table(by_size(inline, _between), median) if inline else Table(),
@@ -56,7 +58,7 @@ def fit(probes: Probes) -> Costs:
         gap_s=table(by_size(moved, _gaps), median, flat=True),
         flight_s=moving.flight,
         first_flight_s=moving.first,
-        first_send_s=moving.first_send,
+        first_sends=moving.first_sends,
         receive_s=moving.receive,
         blocked_s=moving.blocked,
         pin_s=moving.pin,
@@ -126,6 +128,19 @@ def _unevenness(runs: Sequence[Run]) -> float:
                 of_batches = np.var([batch.mean() for batch in items], ddof=1)
                 excess.append(float(of_batches - whole.var() / run.batch_size) / max(float(whole.mean()) ** 2, 1e-24))
     return float(np.sqrt(max(0.0, median(excess)))) if excess else 0.0
+
+
+def _lasting(runs: Sequence[Run]) -> float:
+    """How much of a worker's slowness is still there in its next batch: 0 for none, 1 for all of it."""
+    pairs: list[tuple[float, float]] = []
+    for run in runs:
+        count = run.num_workers
+        rounds = [np.log(np.maximum(run.load_s[at : at + count], 1e-12)) for at in range(0, len(run.items), count or 1)]
+        whole = [each - each.mean() for each in rounds if len(each) == count] if count > 1 else []
+        pairs += [pair for one, other in pairwise(whole) for pair in zip(one, other, strict=True)]
+    if len(pairs) <= _ENOUGH_BATCHES or not np.ptp(pairs, axis=0).all():
+        return 0.0
+    return float(np.clip(np.corrcoef(np.transpose(pairs))[0, 1], 0.0, 1.0))
 
 
 def _waiting(runs: Sequence[Run]) -> float:

@@ -17,7 +17,7 @@ from stoker.predict.loop import Load, Seen
 from stoker.predict.probes import Probes, Run
 from stoker.records import Record, Setting
 
-_SEEDS = 7
+_SEEDS = 15
 _NOISE, _FIRST_NOISE = 0.12, 0.2
 """The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
 the same setting on a shared machine differ by."""

@@ -88,9 +88,16 @@ def _loop(
     draws = _draws(costs, sizes, rng)
     if setting.num_workers == 0:
         return _alone(costs, sizes, draws, pinned=bool(setting.pin_memory))
-    uneven = np.exp(rng.normal(0.0, costs.unevenness, len(sizes))).tolist()
+    uneven = _uneven(costs, len(sizes), setting.num_workers, rng)
     cores = costs.cores if cores is None else cores
     return Loader(costs, setting, load, sizes, list(zip(draws, uneven, strict=True)), cores, fresh=fresh).run()
+
+
+def _uneven(costs: Costs, batches: int, workers: int, rng: np.random.Generator) -> list[float]:
+    """How much slower than usual the core is that loads each batch: some of it is so for all of a worker's batches."""
+    staying = rng.normal(0.0, costs.unevenness * costs.lasting**0.5, workers)
+    passing = rng.normal(0.0, costs.unevenness * (1 - costs.lasting) ** 0.5, batches)
+    return [float(value) for value in np.exp(passing + staying[np.arange(batches) % workers])]
 
 
 def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[float]:

@@ -138,8 +138,7 @@ class Loader:
         batch = self._lists[worker].popleft()
         size, costs = self._sizes[batch], self._costs
         cold = costs.cold_s.at(size) if self._cold[worker] else 0.0
-        send = costs.first_send_s.at(self._setting.num_workers)
-        first = costs.first_flight_s.at(size) + send if self._cold[worker] else 0.0
+        first = self._cold[worker]
         self._cold[worker] = False
         work = self._work[batch]
         reading = costs.waiting_share * work
@@ -149,9 +148,14 @@ class Loader:
         else:
             self._cpu.compute(computing, lambda: self._loaded(worker, batch, first))
 
-    def _loaded(self, worker: int, batch: int, first_s: float) -> None:
-        size = self._sizes[batch]
-        self._cpu.sleep(self._costs.flight_s.at(size) + first_s, lambda: self._landed(batch))
+    def _loaded(self, worker: int, batch: int, first: bool) -> None:
+        size, costs = self._sizes[batch], self._costs
+        flight = costs.flight_s.at(size)
+        if first:
+            goes_on = bool(self._lists[worker])
+            flight += costs.first_flight_s.at(size)
+            flight += costs.first_sends.of(worker, self._setting.num_workers, goes_on=goes_on)
+        self._cpu.sleep(flight, lambda: self._landed(batch))
         self._cpu.compute(self._costs.gap_s.at(size), lambda: self._ready(worker))
 
     # ------------------------------------------------------------ the way to the loop
@@ -249,7 +253,7 @@ class Loader:
         if self._taken == 1:
             seen.first_batch_s = now
         else:
-            self._pinned_free += 1  # that of the batch before, which the loop held until now
+            self._cpu.sleep(self._device_free - now, self._free_pinned)  # that of the batch before, held until now
         if not step.asynchronous:
             seen.waited_s += now - self._asked
         host = step.host_s.at(self._sizes[batch])
@@ -260,6 +264,10 @@ class Loader:
         else:
             late = 0.0 if all(self._idle) else step.late_s
             self._cpu.sleep(host + late, lambda: self._stepped(batch))
+
+    def _free_pinned(self) -> None:
+        """What was queued on the device when the batch was let go is done: its memory can be used again."""
+        self._pinned_free += 1
 
     def _launch(self, launch: Then) -> None:
         """Now, or once the driver is free."""

@@ -5,15 +5,17 @@ from statistics import median
 from typing import NamedTuple
 
 from stoker.predict.batches import by_size, each, trimmed
-from stoker.predict.costs import Table, table
+from stoker.predict.costs import FirstSends, Table, table
 from stoker.predict.probes import Run
+
+_ALONE, _OTHERS = -1, 2
 
 
 class Moving(NamedTuple):
     """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned, and
     pinned where nothing of its size was before.
 
-    With pinned memory the first time counts by workers, not by size.
+    With pinned memory the first time counts by worker, not by size.
     """
 
     flight: Table
@@ -22,7 +24,7 @@ class Moving(NamedTuple):
     blocked: Table
     pin: Table
     pin_anew: Table = Table()
-    first_send: Table = Table()
+    first_sends: FirstSends = FirstSends()
 
 
 def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
@@ -49,7 +51,7 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
             blocked=nothing,
             pin=pinned,
             pin_anew=_pin_anew(moved, pinned),
-            first_send=_first_sends(many),
+            first_sends=_first_sends(many),
         )
     blocked = _apart(busy, free) if any(busy.seconds) else nothing
     flight = _apart(landed, free, blocked, pinned)
@@ -60,14 +62,16 @@ def _sends(run: Run) -> list[float]:
     return each(run, run.send_s) if run.send_s else []
 
 
-def _first_sends(runs: Sequence[Run]) -> Table:
-    """What workers' first batches took longer to send than later ones, by how many workers there are."""
+def _first_sends(runs: Sequence[Run]) -> FirstSends:
+    """What workers' first batches took longer to send than later ones."""
     found: dict[int, list[float]] = {}
     for run in runs:
         usual = median(_sends(run) or [0.0])
-        firsts = run.send_s[: run.num_workers]
-        found.setdefault(run.num_workers, []).extend(max(0.0, seconds - usual) for seconds in firsts)
-    return table(found, median, flat=True)
+        for worker, seconds in enumerate(run.send_s[: run.num_workers]):
+            which = _ALONE if run.num_workers == 1 else min(worker, _OTHERS)
+            found.setdefault(which, []).append(max(0.0, seconds - usual))
+    alone = median(found.get(_ALONE, [0.0]))
+    return FirstSends(alone, *(median(found.get(which, [alone])) for which in range(_OTHERS + 1)))
 
 
 def _pin_anew(runs: Sequence[Run], pin: Table) -> Table:
