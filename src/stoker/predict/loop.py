@@ -72,7 +72,8 @@ class Loader:
         self._to_pin: deque[int] = deque()
         self._pinning = False
         self._pinned_free = 0
-        self._allocating = False
+        self._allocating: float | None = None
+        self._allocated_s = 0.0
         self._launches: list[Then] = []
         self._held: set[int] = set()
         self._waiting = False
@@ -185,10 +186,10 @@ class Loader:
 
     def _allocate(self, seconds: float, then: Then) -> None:
         """Fresh pinned memory: while the driver makes it, nothing is launched on the device."""
-        self._allocating = True
+        self._allocating = self._cpu.now
 
         def made() -> None:
-            self._allocating = False
+            self._allocated_s, self._allocating = self._allocating_s, None
             launches, self._launches = self._launches, []
             then()
             for launch in launches:
@@ -260,7 +261,8 @@ class Loader:
         if step.threads:
             self._cpu.together(host, step.threads, lambda: self._stepped(batch))
         elif step.asynchronous:
-            self._cpu.compute(host, lambda: self._launch(lambda: self._launched(batch)))
+            before = self._allocating_s
+            self._cpu.compute(host, lambda: self._launch(batch, before))
         else:
             late = 0.0 if all(self._idle) else step.late_s
             self._cpu.sleep(host + late, lambda: self._stepped(batch))
@@ -269,12 +271,21 @@ class Loader:
         """What was queued on the device when the batch was let go is done: its memory can be used again."""
         self._pinned_free += 1
 
-    def _launch(self, launch: Then) -> None:
-        """Now, or once the driver is free."""
-        if self._allocating:
-            self._launches.append(launch)
+    @property
+    def _allocating_s(self) -> float:
+        """How long the driver has been making pinned memory until now."""
+        return self._allocated_s + (0.0 if self._allocating is None else self._cpu.now - self._allocating)
+
+    def _launch(self, batch: int, before_s: float) -> None:
+        """A step is many launches: whatever the driver made meanwhile held the host up for as long."""
+        held_s = self._allocating_s - before_s
+        if self._allocating is not None:
+            self._launches.append(lambda: self._launch(batch, self._allocating_s - held_s))
+        elif held_s > 0:
+            before_s += held_s
+            self._cpu.sleep(held_s, lambda: self._launch(batch, before_s))
         else:
-            launch()
+            self._launched(batch)
 
     def _launched(self, batch: int) -> None:
         """The GPU has it; the host goes on, unless it is too far ahead."""

@@ -7,6 +7,9 @@ from stoker.predict.batches import by_size, trimmed
 from stoker.predict.costs import Step, Table, table
 from stoker.predict.probes import Probes, Run
 
+_WAITED = 2.0
+"""A step that took the host so many times the least had to wait for the device."""
+
 
 def step_of(probes: Probes) -> Step:
     """The consumer's times, alone and beside busy workers."""
@@ -38,8 +41,13 @@ def _later(values: Sequence[float]) -> list[float]:
 
 
 def _launch(runs: Sequence[Run]) -> Table:
-    """What handing a step to a GPU costs the host while the device's queue has room: the least seen."""
-    return table(by_size(runs, lambda run: [min(_later(_host(run)))] if run.got_s else []), min)
+    """What handing a step to a GPU costs the host while the device's queue has room."""
+    return table(by_size(runs, lambda run: _free(_later(_host(run))) if run.got_s else []), median)
+
+
+def _free(hosts: Sequence[float]) -> list[float]:
+    """Those that did not have to wait for the device."""
+    return [seconds for seconds in hosts if seconds <= _WAITED * min(hosts)]
 
 
 def _ahead(runs: Sequence[Run]) -> int:
