@@ -1,6 +1,7 @@
 """What benchmarks share: where results go, what machine they came from, and how a spread is written."""
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -39,6 +40,28 @@ def write(folder: Path, name: str, rows: Any) -> None:
         "rows": rows,
     }
     (folder / f"{name}.json").write_text(to_json(document) + "\n", encoding="utf-8")
+
+
+def tried_sizes(name: str) -> dict[str, dict[str, Any]]:
+    """For each question of the H200's `name`, the first size that failed and the last that ran, in any of our runs.
+
+    Every try was in a fresh process, and where what fits is ragged, each of them tells.
+    """
+    sizes: dict[str, dict[bool, set[int]]] = {}
+    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-peers", "limit-more")}
+    for row in (row for rows in kept.values() for row in rows):
+        seen = sizes.setdefault(row["key"], {True: set(), False: set()})
+        tries = [(int(size), ran) for size, ran in row.get("truth", {}).get("tries", {}).items()]
+        for size, ran in (*tries, *((probe["batch_size"], probe["ran"]) for probe in row["auto"]["probes"])):
+            seen[ran].add(size)
+    return {
+        row["key"]: {"last_ran": max(sizes[row["key"]][True]), "first_failed": min(sizes[row["key"]][False])}
+        for row in kept[name]
+    }
+
+
+def _rows(name: str) -> Any:
+    return json.loads((RESULTS / "h200" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
 
 
 def unplaced(machine: Machine) -> Machine:

@@ -433,7 +433,8 @@ def main() -> None:
     rows: list[Row] = []
     if options.previous and options.previous.exists():
         rows = json.loads(options.previous.read_text(encoding="utf-8"))["rows"]
-    have = {row["key"] for row in rows}
+    beside_peers = options.alone or options.peers or options.more
+    have = {row["key"] for row in rows if "lightning" in row or not beside_peers}
 
     def keep(future: Any) -> None:
         try:
@@ -465,7 +466,7 @@ def main() -> None:
             if left > _ROW_S:
                 keep(answer(row, peers=True, budget_s=left - _ROW_S))
     else:
-        side_by_side(asked_for, deadline, keep, peers=options.peers or options.more, thesis=options.thesis)
+        side_by_side(asked_for, deadline, keep, peers=beside_peers, thesis=options.thesis)
     say(f"{len(rows)} rows")
 
 

@@ -3,9 +3,9 @@
 python benchmarks/limit_trace.py [--truth FILE | --unseen]
 
 FILE has rows of model, optimizer, precision, mode, gib, first_failed and last_ran, every try in a fresh process;
-without one, what `benchmarks/limit.py` found on the H200, and with `--unseen` what it found for the questions that no
-rule was made with in view. Beside it, the powers of two that a lab published for inference on a card of 24 GiB, against
-the one below what is told for that card.
+without one, what all runs of `benchmarks/limit.py` found on the H200, and with `--unseen` what it found for the
+questions that no rule was made with in view. Beside it, the powers of two that a lab published for inference on a card
+of 24 GiB, against the one below what is told for that card.
 """
 
 import json
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, arguments, say, write
+from common import RESULTS, arguments, say, tried_sizes, write
 
 import stoker
 
@@ -36,7 +36,6 @@ _NAMES = ("model", "mode", "precision", "optimizer", "gib", "first_failed", "las
 
 
 def compare(row: dict[str, Any], gpu: str) -> dict[str, Any]:
-    row = {**row, **row.get("truth", {})}
     found = stoker.limit(
         stoker.Named(spec=row["model"], data=None if ":" in row["model"] else "device"),
         gpu_memory=int(row["gib"] * 2**30),
@@ -88,17 +87,18 @@ def published() -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--truth", type=Path, default=RESULTS / "h200" / "limit.json")
+    parser.add_argument("--truth", type=Path, help="maxima measured elsewhere")
     parser.add_argument("--unseen", action="store_true", help="the questions that no rule was made with in view")
     parser.add_argument("--gpu", default="h200", help="the GPU that the maxima were measured on")
     options = parser.parse_args()
-    truths = RESULTS / "h200" / "limit-unseen.json" if options.unseen else options.truth
-    document = json.loads(truths.read_text(encoding="utf-8"))
+    name = "limit-unseen" if options.unseen else "limit"
+    document = json.loads((options.truth or RESULTS / "h200" / f"{name}.json").read_text(encoding="utf-8"))
+    sizes = {} if options.truth else tried_sizes(name)
     first = stoker.Named(spec="alexnet", data="device")
     stoker.limit(first, gpu_memory="16GiB", method="trace")  # torch is imported before time counts
     rows = []
     for truth in document["rows"] if isinstance(document, dict) else document:
-        rows.append(row := compare(truth, options.gpu))
+        rows.append(row := compare({**truth, **sizes.get(truth.get("key"), {})}, options.gpu))
         show(row)
     sum_up(rows)
     write(options.output, "limit-trace-unseen" if options.unseen else "limit-trace", rows)

@@ -37,7 +37,7 @@ from stoker.measure.others import disturbed, machine_cpu_s
 from stoker.measure.trial import Named
 from stoker.predict.closed_form import Timing, solve
 from stoker.predict.forecast import Predictor, with_pinning
-from stoker.predict.probes import Probes
+from stoker.predict.probes import Probes, read
 from stoker.records import Extent, Mode, Setting, Trial
 from stoker.report.documents import to_json
 from stoker.tune.candidates import bytes_of_an_item
@@ -124,10 +124,17 @@ class Kept:
 
     def save(self, case: Case, probes: Probes) -> None:
         """The probes too, so that predictions can be made anew from what was seen."""
+        path = self._probes(case)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(msgspec.json.encode(probes)))
+
+    def probes(self, case: Case) -> Probes | None:
+        path = self._probes(case)
+        return read(gzip.decompress(path.read_bytes())) if path.exists() else None
+
+    def _probes(self, case: Case) -> Path:
         name = case.name.replace(", ", "-").replace("/", "-").replace(":", "-")
-        folder = self._path.parent / "probes"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(probes)))
+        return self._path.parent / "probes" / f"{name}.json.gz"
 
     def of(self, case: Case, *phases: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["case"] == case.name and row["phase"] in phases]
@@ -396,11 +403,12 @@ def regrets(case: Case, kept: Kept) -> dict[str, float]:
     return {name: median(seen[cell]) / best - 1 for name, cell in named.items() if cell in seen}
 
 
-def errors(case: Case, kept: Kept) -> Iterator[dict[str, Any]]:
+def errors(case: Case, kept: Kept, anew: Probes | None = None) -> Iterator[dict[str, Any]]:
     """Predicted against measured, for every cell of the grid: against the middle of its runs, and each run against the
-    interval."""
+    interval. As it was told then, or `anew`, as it is told now from the same probes."""
     for plan in kept.of(case, "tune"):
-        told = {(row["batch"], row["workers"]): row for row in plan["cells"]}
+        cells = plan["cells"] if anew is None else predictions(case, anew, case.cells)
+        told = {(row["batch"], row["workers"]): row for row in cells}
         runs: dict[Cell, list[dict[str, Any]]] = {}
         for row in kept.of(case, "grid", "again", "judge"):
             if row["outcome"] == "done":
@@ -438,6 +446,8 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
         if not kept.of(case, "tune"):
             continue
         found = list(errors(case, kept))
+        probes = kept.probes(case)
+        anew = list(errors(case, kept, probes)) if probes else []
         plan = kept.of(case, "tune")[0]
         grid_s = sum(row["total_s"] for row in kept.of(case, "grid"))
         rest_s = sum(row["total_s"] for row in plan.get("left_out", []))
@@ -450,6 +460,11 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
                 "covered": [value for each in found for value in each["covered"]],
                 "first_errors": [round(each["first_error"], 4) for each in found if each["within_cores"]],
                 "first_covered": [value for each in found for value in each["first_covered"]],
+                "anew": {
+                    "errors": [round(each["error"], 4) for each in anew],
+                    "covered": [value for each in anew for value in each["covered"]],
+                    "first_errors": [round(each["first_error"], 4) for each in anew if each["within_cores"]],
+                },
                 "noise": [round(each, 4) for each in noise(case, kept)],
                 "yardstick_ms": [round(each, 3) for each in yardsticks(case, kept)],
                 "cells": len(kept.of(case, "grid")),

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common import RESULTS, say
+from common import RESULTS, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -157,19 +157,20 @@ PLANNERS = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers
 
 def limits() -> str:
     """The thesis' methods, which were run on the same card, against sizes that ran."""
-    head = ["model", "last that ran / first that failed", "auto", "two-point", "doubling"]
+    head = ["question", "last that ran / first that failed", "auto", "two-point", "doubling"]
     lines = []
+    sizes = tried_sizes("limit")
     for row in rows("h200", "limit"):
         if "two-point" not in row:
             continue
-        truth = row["truth"]
+        truth = sizes[row["key"]]
         cells = [
             f"{_beside(found['max_batch'], truth)}, {found['seconds']:.0f} s"
             if "max_batch" in found
             else "does not fit"
             for found in (row["auto"], row["two-point"], row["doubling"])
         ]
-        lines.append([row["model"], f"{truth['last_ran']} / {truth['first_failed']}", *cells])
+        lines.append([_question(row), f"{truth['last_ran']} / {truth['first_failed']}", *cells])
     return f"{table(head, lines)}\n\n{_versions(rows('h200', 'limit'))}"
 
 
@@ -192,9 +193,11 @@ def limits_beside_peers(name: str) -> Callable[[], str]:
 
 def _beside_peers(name: str) -> str:
     head = ["model", "auto", "Lightning `binsearch`", "accelerate", "auto's seconds to Lightning's"]
-    truths = {row["key"]: row["truth"] for row in rows("h200", "limit")}
+    truths = tried_sizes("limit")
     lines = []
     for row in rows("h200", name):
+        if "lightning" not in row:
+            continue
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
         cells = [f"{_beside(each['max_batch'], truths[row['key']])}, {each['seconds']:.1f} s" for each in found]
         lines.append([_question(row), *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
@@ -227,9 +230,18 @@ def forecast(machine: str) -> Callable[[], str]:
         whole = {name: [value for row in found for value in row[name]] for name in names}
         sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
-        return f"{table(head, lines)}\n\n{_yardstick(found)}"
+        return f"{table(head, lines)}\n\n{_yardstick(found)} {_anew(found)}"
 
     return made
+
+
+def _anew(found: list[dict[str, Any]]) -> str:
+    """What is told today from what was probed then."""
+    names = ("errors", "covered", "first_errors")
+    whole = {name: [value for row in found for value in row["anew"][name]] for name in names}
+    error = f"{_at(whole['errors'], 0.5)} in the median and {_at(whole['errors'], 0.9)} at the 90th percentile"
+    rest = f"{fmean(whole['covered']):.0%} in the interval, first batches {_at(whole['first_errors'], 0.5)}"
+    return f"From the same probes the predictor of today is {error} off, {rest}."
 
 
 def _yardstick(found: list[dict[str, Any]]) -> str:
@@ -314,6 +326,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limits": limits,
     "limits-alone": limits_beside_peers("limit-alone"),
     "limits-peers": limits_beside_peers("limit-peers"),
+    "limits-more": limits_beside_peers("limit-more"),
     "output-profile": output("profile"),
     "output-tune": output("tune"),
     "output-doctor": output("doctor"),

@@ -1,5 +1,6 @@
 """Search over a predicate: any edge is found, whatever the guess."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,13 @@ def test_a_closed_bracket_has_the_edge_in_it_and_is_as_tight_as_asked(edge: int,
 def test_a_perfect_guess_takes_two_tries(edge: int) -> None:
     tried: list[int] = []
     close(lambda size: tried.append(size) or size <= edge, guess=edge, ceiling=10**6)  # type: ignore[func-returns-value]
+    assert len(tried) == 2
+
+
+@given(st.integers(2, 5000))
+def test_a_guess_that_is_just_too_high_takes_two_tries(edge: int) -> None:
+    tried: list[int] = []
+    close(lambda size: tried.append(size) or size <= edge, guess=edge + 1, ceiling=10**6)  # type: ignore[func-returns-value]
     assert len(tried) == 2
 
 
@@ -52,13 +60,17 @@ def test_any_word_about_the_most_that_is_likely_leaves_the_edge_where_it_is(edge
     assert found.failed - found.ran <= max(1, int(found.ran * 0.01))
 
 
-def test_a_guess_a_little_low_goes_to_the_most_that_is_likely_next() -> None:
+@pytest.mark.parametrize(
+    ("edge", "sizes", "last"),
+    [(410, [397, 400, 408, 411], (408, 411)), (402, [397, 400, 408, 404], (400, 404))],
+)
+def test_no_stride_goes_past_the_most_that_is_likely(edge: int, sizes: list[int], last: tuple[int, int]) -> None:
     tried: list[int] = []
     found = close(
-        lambda size: tried.append(size) or size <= 410,  # type: ignore[func-returns-value]
+        lambda size: tried.append(size) or size <= edge,  # type: ignore[func-returns-value]
         guess=397,
         ceiling=10**6,
         ahead=lambda sizes: 411,
     )
-    assert tried == [397, 400, 411, 407]
-    assert found == Bracket(ran=407, failed=411)
+    assert tried == sizes
+    assert found == Bracket(ran=last[0], failed=last[1])

@@ -5,9 +5,6 @@ from typing import NamedTuple
 
 from stoker.records import Record
 
-_SECOND = 2
-"""What the second stride outwards is, in gaps."""
-
 
 class Bracket(Record, frozen=True):
     """`ran` is the largest size shown to hold with a failure right above it (0: none), `failed` that failure's size.
@@ -79,13 +76,14 @@ def _next(
 ) -> tuple[int, int]:
     """Where to look next: outwards in strides that double until both ends are known, then between them.
 
-    The second stride goes to the largest likely size, if that is about as far.
+    No stride goes past the largest likely size before that has been tried.
     """
-    gap = _gap(ran or failed or 1, tolerance)
+    gap = _gap(ran, tolerance)
     if failed is None:
-        to = most if most and stride == _SECOND and ran + gap < most <= ran + 2 * stride * gap else ran + stride * gap
-        return min(ceiling, to), stride * 2
+        to = ran + stride * gap
+        return min(ceiling, most if most and ran < most < to else to), stride * 2
     if not ran:
+        gap = _gap(failed - _gap(failed, tolerance), tolerance)  # of the size below: what holds there closes it
         return max(1, failed - stride * gap), stride * 2
     return _between(ran, failed, gap), stride
 
