@@ -253,7 +253,7 @@ class Loader:
         seen, now, step = self._seen, self._cpu.now, self._costs.step
         if self._taken == 1:
             seen.first_batch_s = now
-        else:
+        elif self._setting.pin_memory:
             self._cpu.sleep(self._device_free - now, self._free_pinned)  # that of the batch before, held until now
         if not step.asynchronous:
             seen.waited_s += now - self._asked
