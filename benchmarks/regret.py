@@ -388,19 +388,24 @@ def thesis_choice(case: Case, kept: Kept, plan: dict[str, Any]) -> Cell | None:
 
 
 def regrets(case: Case, kept: Kept) -> dict[str, float]:
-    """How much longer each choice takes than the best of all that were judged, by the median of its repeats.
+    """How much longer each choice takes than the best of all that were judged: than the one that it loses most to.
 
-    One that was hopeless in the grid, and so not run again, by its run there.
+    Two cells are compared in the turns that both were run in, by the middle of their ratios: a process may become
+    slower between turns, and then does so for both. One that was hopeless in the grid, and so not run again, by its run
+    there.
     """
     seen = judged(case, kept)
     if not seen:
         return {}
     best = min(median(values) for values in seen.values())
-    for row in kept.of(case, "grid"):
-        if row["outcome"] == "done":
-            seen.setdefault((row["batch"], row["workers"]), [row["total_s"]])
-    named = choices(case, kept)
-    return {name: median(seen[cell]) / best - 1 for name, cell in named.items() if cell in seen}
+    in_grid = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
+    found = {}
+    for name, cell in choices(case, kept).items():
+        if cell in seen:
+            found[name] = max(median(one / other for one, other in zip(seen[cell], seen[each])) for each in seen) - 1  # noqa: B905
+        elif cell in in_grid:
+            found[name] = in_grid[cell] / best - 1
+    return found
 
 
 def errors(case: Case, kept: Kept, anew: Probes | None = None) -> Iterator[dict[str, Any]]:

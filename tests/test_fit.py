@@ -112,6 +112,19 @@ def test_how_long_a_worker_stays_slow_is_seen_in_its_next_batches() -> None:
     assert fit(probes(*alone, crowd(lambda place: place // 8))).lasting < 0.2
 
 
+def test_batches_that_malloc_never_keeps_cost_as_the_larger_probe_did() -> None:
+    def inline(batch: int, waited_s: float) -> Run:
+        made = run(0, 0.001, batch=batch, batches=4)
+        got = tuple(asked + batch * waited_s for asked in made.asked_s)
+        return msgspec.structs.replace(made, got_s=got, bytes=(batch * 2**20,) * 4)
+
+    table = fit(probes(inline(8, 0.001), inline(128, 0.003), run(1, 0.001))).inline_item_s
+    assert table.at(8) == table.at(32)
+    assert table.at(33) == table.at(128) == pytest.approx(3 * table.at(8))
+    small = fit(probes(inline(8, 0.001), inline(32, 0.003), run(1, 0.001))).inline_item_s
+    assert small.at(8) < small.at(20) < small.at(32), "all of it below: a line"
+
+
 def test_one_worker_on_a_slow_core_is_outvoted_by_those_on_others() -> None:
     costs = fit(probes(run(0, 0.010), run(1, 0.019, batches=12), run(8, 0.010, batches=32)))
     assert 0.010 < costs.worker_item_s.at(4) < 0.012, "near the mean over cores, not over batches"

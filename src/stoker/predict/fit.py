@@ -24,6 +24,7 @@ from stoker.predict.stepping import step_of
 _IO_LEAST = 0.15
 """Waiting below this share of a worker's time is other processes' noise; above it, it is reading."""
 _ENOUGH_BATCHES = 6
+_KEPT_BYTES = 32 * 2**20
 
 
 def fit(probes: Probes) -> Costs:
@@ -88,8 +89,20 @@ def _eased(item: Table, luck: dict[int, float], waiting: float) -> Table:
 
 
 def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
-    """With no workers an item's loading, its share of collating, and what next() adds, are one."""
-    return means(runs, usual, lambda run: [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)])
+    """With no workers an item's loading, its share of collating, and what next() adds, are one.
+
+    C's malloc never keeps a piece above 32 MiB: a batch that is larger is made of pages that have to be filled anew.
+    Between a probed size that is smaller and one that is larger, the step is there.
+    """
+    found = means(runs, usual, lambda run: [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)])
+    item_bytes = median(run.bytes[0] / run.items[0] for run in runs)
+    edge = float(_KEPT_BYTES // max(item_bytes, 1))
+    above = next((place for place, size in enumerate(found.sizes) if size > edge), 0)
+    if not above or edge + 1 >= found.sizes[above] or edge <= found.sizes[above - 1]:
+        return found
+    low, high = found.seconds[above - 1], found.seconds[above]
+    sizes = (*found.sizes[:above], edge, edge + 1, *found.sizes[above:])
+    return replace(found, sizes=sizes, seconds=(*found.seconds[:above], low, high, *found.seconds[above:]))
 
 
 def _between(run: Run) -> list[float]:

@@ -86,7 +86,7 @@ class _Prober:
         yield from self._warm_up(small, middle, large)
         yield from self._loading(small, middle, large)
         yield from self._steps(small, middle, large)
-        yield from self._crowds(small, middle)
+        yield from self._crowds(small, middle, large)
         yield from self._keep("load", middle, 1, batches=self._batches(middle, 4))  # is the machine as fast as before?
         if can_keep_memory():
             yield from self._keep("kept", middle, 1, batches=self._batches(middle, 4))
@@ -151,7 +151,7 @@ class _Prober:
         else:
             yield from self._keep("transport", large, 1, batches=4, repeats=_KEPT_ITEMS)
 
-    def _crowds(self, small: int, middle: int) -> Talk[None]:
+    def _crowds(self, small: int, middle: int, large: int) -> Talk[None]:
         """Half the cores busy, all of them, and a consumer that lets batches wait."""
         cores = max(1, math.floor(self._cores))
         pairs = dict.fromkeys(count for count in (cores // 2, cores) if count > 1)
@@ -163,6 +163,8 @@ class _Prober:
             for share in (0.6, 1.2):  # of a batch's loading: workers still busy when the loop asks, and idle again
                 nap_s = share * self._batch_s(size)
                 yield from self._keep("slow", size, 2, batches=self._batches(size, 6, nap_s), nap_s=nap_s)
+        if large != middle:  # how long a batch takes to be received goes by its bytes: its items need not be loaded
+            yield from self._keep("slow", large, 2, batches=8, nap_s=0.6 * self._collate_s(large), repeats=_KEPT_ITEMS)
 
     def _batch_s(self, size: int) -> float:
         """What one worker takes for a batch, as seen."""
@@ -171,6 +173,16 @@ class _Prober:
             for run in self._runs
             if run.num_workers == 1 and run.batch_size == size and run.kind == "load"
             for began, ended in zip(run.began_s[1:], run.ended_s[1:], strict=True)
+        ]
+        return median(spans) if spans else self._item_s * size
+
+    def _collate_s(self, size: int) -> float:
+        """What collating a batch takes a worker, as seen."""
+        spans = [
+            seconds
+            for run in self._runs
+            if run.num_workers == 1 and run.batch_size == size
+            for seconds in run.collate_s
         ]
         return median(spans) if spans else self._item_s * size
 
