@@ -69,8 +69,8 @@ class Step:
 class FirstSends(NamedTuple):
     """What a worker's first batch takes longer to be sent than later ones, where a thread pins what it sends.
 
-    The first worker's waits for the interpreter where that is loading the next batch already, and the second's is late
-    on every machine that we have seen, for reasons that we have not found; all others are about as quick as later ones.
+    On the machine with a GPU that we know, the first worker's is late where it is loading its next batch already, and
+    the second's always, for reasons that we have not found; so they are measured apart from all others.
     """
 
     alone: float = 0.0
