@@ -82,8 +82,8 @@ def question(model: str, gib: int = 16, mode: str = "train", precision: str = "f
 
 def questions() -> list[Row]:
     """Those that need most of the card come first: the others run beside them."""
-    rows = more_questions()
-    return [*rows[:12], *(question(model) for model in MODELS), *rows[12:]]
+    rows = [*(question(model) for model in MODELS), *more_questions()]
+    return sorted(rows, key=lambda row: -row["gib"])
 
 
 def more_questions() -> list[Row]:

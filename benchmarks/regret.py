@@ -402,10 +402,14 @@ def regrets(case: Case, kept: Kept) -> dict[str, float]:
     found = {}
     for name, cell in choices(case, kept).items():
         if cell in seen:
-            found[name] = max(median(one / other for one, other in zip(seen[cell], seen[each])) for each in seen) - 1  # noqa: B905
+            found[name] = max(_beside(seen[cell], seen[each]) for each in seen) - 1
         elif cell in in_grid:
             found[name] = in_grid[cell] / best - 1
     return found
+
+
+def _beside(ours: list[float], theirs: list[float]) -> float:
+    return median(one / other for one, other in zip(ours, theirs, strict=False))
 
 
 def errors(case: Case, kept: Kept, anew: Probes | None = None) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ python benchmarks/tables.py [--check]
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -171,7 +172,9 @@ def limits() -> str:
             for found in (row["auto"], row["two-point"], row["doubling"])
         ]
         lines.append([_question(row), f"{truth['last_ran']} / {truth['first_failed']}", *cells])
-    return f"{table(head, lines)}\n\n{_versions(rows('h200', 'limit'))}"
+    left = sum("two-point" not in row for row in rows("h200", "limit"))
+    rest = f"{left} more questions have not been put to them. " if left else ""
+    return f"{table(head, lines)}\n\n{rest}{_versions(rows('h200', 'limit'))}"
 
 
 def _beside(size: int, truth: dict[str, Any]) -> str:
@@ -194,14 +197,22 @@ def limits_beside_peers(name: str) -> Callable[[], str]:
 def _beside_peers(name: str) -> str:
     head = ["model", "auto", "Lightning `binsearch`", "accelerate", "auto's seconds to Lightning's"]
     truths = tried_sizes("limit")
-    lines = []
-    for row in rows("h200", name):
-        if "lightning" not in row:
-            continue
+    lines, ratios = [], []
+    asked = [row for row in rows("h200", name) if "lightning" in row]
+    for row in asked:
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
-        cells = [f"{_beside(each['max_batch'], truths[row['key']])}, {each['seconds']:.1f} s" for each in found]
-        lines.append([_question(row), *cells, f"{found[0]['seconds'] / found[1]['seconds']:.2f}"])
-    return f"{table(head, lines)}\n\n{_versions(rows('h200', name))}"
+        cells = [_peer(each, truths[row["key"]]) for each in found]
+        ratios.append(found[0]["seconds"] / found[1].get("seconds", found[1].get("more_than_s", math.nan)))
+        lines.append([_question(row), *cells, f"{ratios[-1]:.2f}"])
+    within = f"At most half of Lightning's seconds in {sum(each <= 0.5 for each in ratios)} of {len(ratios)}. "
+    return f"{table(head, lines)}\n\n{within}{_versions(asked)}"
+
+
+def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:
+    """An answer and its seconds, or why there is none."""
+    return (
+        f"{_beside(found['max_batch'], truth)}, {found['seconds']:.1f} s" if "max_batch" in found else found["problem"]
+    )
 
 
 def regret(machine: str) -> Callable[[], str]:

@@ -26,6 +26,7 @@ def test_probes_hold_what_predictions_need(probes: Probes) -> None:
     kinds = {run.kind for run in probes.runs}
     assert {"load", "slow", "step"} <= kinds
     assert {0, 1} <= {run.num_workers for run in probes.of("load")}
+    assert {run.batch_size for run in probes.of("slow")} == {2, 4, 8}, "what receiving costs goes by bytes"
     assert probes.subject.name.endswith("planted")
     assert probes.subject.model == "Identity"
     assert probes.machine.usable_cores > 0

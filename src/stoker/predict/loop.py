@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stoker.predict.cores import Cores, Then
 from stoker.predict.costs import Costs
+from stoker.predict.driver import Driver
 from stoker.records import Setting
 
 
@@ -71,10 +72,7 @@ class Loader:
         self._arrived: deque[int] = deque()
         self._to_pin: deque[int] = deque()
         self._pinning = False
-        self._pinned_free = 0
-        self._allocating: float | None = None
-        self._allocated_s = 0.0
-        self._launches: list[Then] = []
+        self._driver = Driver(self._cpu)
         self._held: set[int] = set()
         self._waiting = False
         self._asked = 0.0
@@ -173,29 +171,12 @@ class Loader:
         """The pin thread: it receives and copies, one batch at a time, whatever the loop does."""
         self._pinning = True
         size = self._sizes[batch]
-        pinning = self._costs.pin_s.at(size)
+        pinning, anew = self._costs.pin_s.at(size), self._costs.pin_anew_s.at(size)
 
         def copy() -> None:
             self._cpu.compute(pinning, lambda: self._pinned(batch))
 
-        if self._pinned_free:
-            self._pinned_free -= 1
-            self._receive(batch, copy)
-        else:
-            self._receive(batch, lambda: self._allocate(self._costs.pin_anew_s.at(size), copy))
-
-    def _allocate(self, seconds: float, then: Then) -> None:
-        """Fresh pinned memory: while the driver makes it, nothing is launched on the device."""
-        self._allocating = self._cpu.now
-
-        def made() -> None:
-            self._allocated_s, self._allocating = self._allocating_s, None
-            launches, self._launches = self._launches, []
-            then()
-            for launch in launches:
-                launch()
-
-        self._cpu.compute(seconds, made)
+        self._receive(batch, lambda: self._driver.pinned(anew, copy))
 
     def _pinned(self, batch: int) -> None:
         self._pinning = False
@@ -254,38 +235,18 @@ class Loader:
         if self._taken == 1:
             seen.first_batch_s = now
         elif self._setting.pin_memory:
-            self._cpu.sleep(self._device_free - now, self._free_pinned)  # that of the batch before, held until now
+            self._driver.give_back(self._device_free - now)  # that of the batch before, held until now
         if not step.asynchronous:
             seen.waited_s += now - self._asked
         host = step.host_s.at(self._sizes[batch])
         if step.threads:
             self._cpu.together(host, step.threads, lambda: self._stepped(batch))
         elif step.asynchronous:
-            before = self._allocating_s
-            self._cpu.compute(host, lambda: self._launch(batch, before))
+            before_s = self._driver.busy_s
+            self._cpu.compute(host, lambda: self._driver.launched(before_s, lambda: self._launched(batch)))
         else:
             late = 0.0 if all(self._idle) else step.late_s
             self._cpu.sleep(host + late, lambda: self._stepped(batch))
-
-    def _free_pinned(self) -> None:
-        """What was queued on the device when the batch was let go is done: its memory can be used again."""
-        self._pinned_free += 1
-
-    @property
-    def _allocating_s(self) -> float:
-        """How long the driver has been making pinned memory until now."""
-        return self._allocated_s + (0.0 if self._allocating is None else self._cpu.now - self._allocating)
-
-    def _launch(self, batch: int, before_s: float) -> None:
-        """A step is many launches: whatever the driver made meanwhile held the host up for as long."""
-        held_s = self._allocating_s - before_s
-        if self._allocating is not None:
-            self._launches.append(lambda: self._launch(batch, self._allocating_s - held_s))
-        elif held_s > 0:
-            before_s += held_s
-            self._cpu.sleep(held_s, lambda: self._launch(batch, before_s))
-        else:
-            self._launched(batch)
 
     def _launched(self, batch: int) -> None:
         """The GPU has it; the host goes on, unless it is too far ahead."""
