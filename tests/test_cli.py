@@ -173,3 +173,10 @@ def test_interrupting_leaves_no_processes(number: int) -> None:
     _, alive = psutil.wait_procs(family, timeout=20)
     assert [left for left in alive if left.status() != psutil.STATUS_ZOMBIE] == []
     assert len(family) >= 4
+
+
+def test_a_flag_is_no_file_to_save_to(tmp_path: Path) -> None:
+    done = stoker("limit", "alexnet", "--gpu-memory", "8GiB", "--save", "--quiet", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "stoker: --save needs a file to write to, got --quiet"
+    assert not list(tmp_path.iterdir())

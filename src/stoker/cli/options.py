@@ -34,6 +34,8 @@ SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON document t
 
 def writable(save: Path | None) -> None:
     """Find out before the run, not after it, that its result cannot be kept."""
+    if save is not None and str(save).startswith("-"):
+        raise InputError(f"--save needs a file to write to, got {save}")
     if save is not None and not (save.parent.is_dir() and os.access(save.parent, os.W_OK)):
         raise InputError(f"cannot write {save}: {save.parent} is not a folder that can be written to")
 
