@@ -98,6 +98,30 @@ def test_a_landing_with_pinned_memory_comes_apart_into_its_parts() -> None:
     assert costs.first_sends == pytest.approx((LATE_S,) * 4)
 
 
+def test_batches_that_find_no_pinned_memory_are_known_by_their_time_wherever_they_stand() -> None:
+    def pinned(workers: int, new: set[int]) -> Run:
+        pin = tuple(PIN_S + (ANEW_S if place in new else 0.0005 * (place % 3)) for place in range(12))
+        return run(workers, 0.010, pin_s=pin, send_s=(SEND_S,) * 12)
+
+    crowds = (pinned(4, set(range(12))), pinned(4, {*range(11)}))
+    costs = fit(probes(run(0, 0.010), pinned(1, {0, 1}), *crowds))
+    assert PIN_S <= costs.pin_s.at(4) <= PIN_S + 0.001
+    assert costs.pin_s.at(4) + costs.pin_anew_s.at(4) == pytest.approx(PIN_S + ANEW_S)
+
+
+def test_a_worker_that_has_nothing_to_do_yet_is_not_slow_to_go_on() -> None:
+    quick = run(1, 0.010)
+    took = 4 * 0.010 + COLLATE_S
+    # The loop takes 0.2 s for a batch: from the third on, a worker waits until it is told which comes next.
+    began, ended, got = [0.0], [took], [took + 0.2]
+    for place in range(1, 12):
+        began.append(max(ended[-1] + 0.0005, got[place - 2] if place > 1 else 0.0))
+        ended.append(began[-1] + took)
+        got.append(max(ended[-1], got[-1]) + 0.2)
+    waits = msgspec.structs.replace(quick, began_s=tuple(began), ended_s=tuple(ended), got_s=tuple(got))
+    assert fit(probes(run(0, 0.010), waits)).gap_s.at(4) == pytest.approx(0.0005)
+
+
 def test_how_long_a_worker_stays_slow_is_seen_in_its_next_batches() -> None:
     def crowd(slow: Callable[[int], int]) -> Run:
         took = [0.1 * (1.5 if slow(place) == place % 8 else 1.0) for place in range(32)]

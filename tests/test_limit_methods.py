@@ -46,15 +46,15 @@ class Given:
 class Begun:
     """A try that was begun; it is made when somebody asks for what came of it."""
 
-    def __init__(self, card: "Card", batch_size: int) -> None:
-        self._card, self._batch_size = card, batch_size
+    def __init__(self, card: "Card", batch_size: int, how: dict[str, Any]) -> None:
+        self._card, self._batch_size, self._how = card, batch_size, how
         Card.begun.append(batch_size)
         Card.under_way += 1
         Card.most_at_once = max(Card.most_at_once, Card.under_way)
 
     def probe(self) -> Probe:
         Card.under_way -= 1
-        return self._card.attempt(self._batch_size)
+        return self._card.attempt(self._batch_size, **self._how)
 
     def stop(self) -> None:
         Card.under_way -= 1
@@ -71,18 +71,20 @@ class Card:
     tried: list[int]
     begun: list[int]
     stopped: list[int]
-    standing_by = under_way = most_at_once = 0
+    standing_by = under_way = most_at_once = most_there = 0
 
     def __init__(self, workload: stoker.Workload, job: Any, *, lazy: bool = False) -> None:
         self.job, self.example, self.model = job, worst_example(workload), torch.nn.Linear(2, 2)
         Card.tried, Card.begun, Card.stopped = [], [], []
-        Card.under_way = Card.most_at_once = 0
+        Card.under_way = Card.most_at_once = Card.most_there = Card.standing_by = 0
 
-    def begin(self, batch_size: int) -> Begun:
-        return Begun(self, batch_size)
+    def begin(self, batch_size: int, **how: Any) -> Begun:
+        Card.standing_by = max(0, Card.standing_by - 1)
+        return Begun(self, batch_size, how)
 
     def stand_by(self, count: int) -> None:
-        Card.standing_by = count
+        Card.standing_by = max(count, Card.standing_by)
+        Card.most_there = max(Card.most_there, Card.standing_by + Card.under_way)
 
     def end(self) -> None:
         Card.standing_by = 0
@@ -167,7 +169,7 @@ def test_where_the_card_has_room_what_a_good_guess_needs_is_begun_at_once(
     found = ask(gpu_memory_bytes=940 * MIB)
     assert (found.max_batch, found.comfortable_batch) == (84, 70)
     assert Card.tried == [84, 85, 70]
-    assert Card.begun == ([84, 85, 70, 87] if side_by_side else [84, 85]), "and what comes next if they hold"
+    assert Card.begun == ([84, 85, 70, 87] if side_by_side else [84, 85, 70]), "and what comes next if they hold"
     assert Card.stopped == ([87] if side_by_side else [])
     assert Card.standing_by == 0, "none is left waiting"
 
@@ -188,20 +190,30 @@ def test_a_card_with_room_for_two_tries_two_at_once(card: type[Card], monkeypatc
     assert Card.begun[:2] == [86, 87]
 
 
+@pytest.mark.parametrize(("free", "there"), [(3_000, 2), (2_900, 1)])
+def test_the_next_try_waits_at_the_device_where_it_has_room_beside_the_one_under_way(
+    card: type[Card], monkeypatch: pytest.MonkeyPatch, free: int, there: int
+) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    monkeypatch.setattr(card, "free_bytes", free * MIB)
+    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert (Card.most_at_once, Card.most_there, Card.standing_by) == (1, there, 0)
+
+
 def test_a_card_that_takes_one_process_at_a_time_gets_one(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
     follows(monkeypatch, likely=84, calm=70)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
     monkeypatch.setattr(tried, "_card", lambda question: msgspec.structs.replace(GPU, exclusive=True))
     assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
     assert Card.tried == [84, 85]
-    assert Card.most_at_once == 1
+    assert (Card.most_at_once, Card.most_there) == (1, 1)
 
 
 def test_a_whole_card_is_never_shared(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
     follows(monkeypatch, likely=84, calm=70)
     assert ask().max_batch == 84
     assert Card.tried == [84, 85]
-    assert Card.most_at_once == 1
+    assert (Card.most_at_once, Card.most_there) == (1, 1)
 
 
 def test_cudnn_benchmark_gets_one_more_try_for_comfort(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:

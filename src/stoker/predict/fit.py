@@ -111,8 +111,13 @@ def _between(run: Run) -> list[float]:
 
 
 def _gaps(run: Run) -> list[float]:
-    gaps = [after - before for before, after in zip(run.ended_s, run.began_s[1:], strict=False)]
-    return [max(0.0, gap) for gap in gaps]
+    """From a worker's end of a batch to its next one, where that was handed out before: else it stood idle."""
+    ahead = run.prefetch_factor
+    return [
+        max(0.0, run.began_s[place] - run.ended_s[place - 1])
+        for place in range(1, len(run.items))
+        if place < ahead or run.got_s[place - ahead] < run.ended_s[place - 1]
+    ]
 
 
 def _spread(runs: Sequence[Run]) -> tuple[NDArray[np.float64], bool]:

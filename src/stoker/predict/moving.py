@@ -39,7 +39,7 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
     }
     free = table(by_size(many, lambda run: _ready(run, landed, busy=False)), trimmed, flat=True)
     busy = table(by_size(many, lambda run: _ready(run, landed, busy=True)), trimmed, flat=True)
-    pinned = table(by_size(many, lambda run: each(run, run.pin_s) if run.pin_s else []), median)
+    pinned, pinned_anew = _pins(many)
     nothing = Table(flat=True)
     if any(pinned.seconds):
         # Sending hands over memory, whatever its size: runs at all sizes tell of the same thing.
@@ -50,7 +50,7 @@ def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
             receive=sent,
             blocked=nothing,
             pin=pinned,
-            pin_anew=_pin_anew(moved, pinned),
+            pin_anew=pinned_anew,
             first_sends=_first_sends(many),
         )
     blocked = _apart(busy, free) if any(busy.seconds) else nothing
@@ -74,10 +74,25 @@ def _first_sends(runs: Sequence[Run]) -> FirstSends:
     return FirstSends(alone, *(median(found.get(which, [alone])) for which in range(_OTHERS + 1)))
 
 
-def _pin_anew(runs: Sequence[Run], pin: Table) -> Table:
-    """What the first batch of a run costs more to pin: nothing of its size has been pinned before."""
-    alone = [run for run in runs if run.pin_s and run.num_workers == 1]
-    return table(by_size(alone, lambda run: [run.pin_s[0] - pin.at(run.batch_size)]), min)
+def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
+    """What it costs to copy a batch into pinned memory that is there, and what to make it costs more.
+
+    The first batch of a run finds none. Which others did not is seen by their time: nearer to such a first one than to
+    the quickest.
+    """
+    found: dict[int, list[float]] = {}
+    firsts: dict[int, list[float]] = {}
+    for run in runs:
+        if run.pin_s:
+            full = [value for value, items in zip(run.pin_s, run.items, strict=True) if items == run.batch_size]
+            found.setdefault(run.batch_size, []).extend(full)
+            firsts.setdefault(run.batch_size, []).append(run.pin_s[0])
+    edges = {size: (median(firsts[size]) + min(values)) / 2 for size, values in found.items()}
+    used = {size: [value for value in values if value <= edges[size]] for size, values in found.items()}
+    made = {
+        size: [value - median(used[size]) for value in values if value > edges[size]] for size, values in found.items()
+    }
+    return table(used, median), table(made, median)
 
 
 def _apart(whole: Table, *parts: Table) -> Table:

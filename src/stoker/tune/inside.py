@@ -173,8 +173,7 @@ class _Inside:
 
     def _guess(self) -> int | None:
         """What the trace says, less what this process holds beside the model."""
-        model_bytes = sum(tensor.nbytes for tensor in (*self._model.parameters(), *self._model.buffers()))
-        beside = max(0, torch.cuda.memory_allocated(self._device) - model_bytes)
+        beside = max(0, torch.cuda.memory_allocated(self._device) - passes.model_bytes(self._model))
         name = torch.cuda.get_device_name(self._device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(self._device)))
         question = msgspec.structs.replace(

@@ -17,6 +17,7 @@ from stoker.tune.bracket import Bracket
 from stoker.tune.limit import Limit, Method, Question
 from stoker.tune.traced import Estimate
 from stoker.units import format_bytes
+from stoker.workload import passes
 from stoker.workload.definition import Workload
 from stoker.workload.examples import Example
 
@@ -68,7 +69,7 @@ class Search:
         self.cradle.model  # noqa: B018 - made now, while the others run
         self._settle_budget(_value(room))
         if tracing is not None:
-            self.cradle.stand_by(min(_STAND_BY, self._at_once))
+            self.cradle.stand_by(min(_STAND_BY, self._at_once + self._beside))
             log = tracing.result()
             if isinstance(log, Failure):
                 self.notes.append(f"found by trying alone: {log.sentence}")
@@ -121,6 +122,15 @@ class Search:
             return 1
         return max(1, self._free_bytes // (self.budget_bytes + _CONTEXT_BYTES))
 
+    @property
+    def _beside(self) -> int:
+        """How many more may wait at the device with their model while as many as it has room for are under way."""
+        capped = self.cradle.job.budget_bytes is not None
+        if self.on_host or self.one_at_a_time or not capped or self.question.method != "auto":
+            return 0
+        rest = self._free_bytes - self._at_once * (self.budget_bytes + _CONTEXT_BYTES)
+        return max(0, rest // (passes.model_bytes(self.cradle.model) + _CONTEXT_BYTES))
+
     def begin(self, sizes: Iterable[int]) -> None:
         """Try sizes side by side, the first ones first, as many as the device has room for; `try_size` finds them
         under way. Those that were begun before and are not among these are not wanted any more."""
@@ -143,8 +153,10 @@ class Search:
     def try_size(self, batch_size: int, *, steps: int = 3, weigh: bool = False) -> Probe:
         """Run it; a step that fails for want of anything but memory ends the search where nothing smaller ran."""
         self.emit("phase", f"trying a batch of {batch_size}")
-        begun = self._begun.pop(batch_size, None)
-        probe = begun.probe() if begun else self.cradle.attempt(batch_size, steps=steps, weigh=weigh)
+        begun = self._begun.pop(batch_size, None) or self.cradle.begin(batch_size, steps=steps, weigh=weigh)
+        if self._beside:
+            self.cradle.stand_by(1)  # whichever comes next
+        probe = begun.probe()
         self.probes[batch_size] = probe
         if probe.outcome in ("failed", "crashed") and not any(
             other.outcome == "done" and other.batch_size < batch_size for other in self.probes.values()

@@ -35,6 +35,11 @@ def make(thing: Any) -> Any:
     return thing() if callable(thing) else thing
 
 
+def model_bytes(model: nn.Module) -> int:
+    """What its weights and buffers take."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
 def make_model(workload: Workload) -> nn.Module:
     model = make(workload.model)
     if not isinstance(model, nn.Module):
