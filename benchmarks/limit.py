@@ -28,7 +28,7 @@ Row = dict[str, Any]
 GIB = 2**30
 CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 2
 _ROW_S = 35
-PEER_S = 150
+PEER_S = 110
 """What another tool is given for one answer."""
 _FINE = 400
 """The edge is found to one part in so many: a quarter of a per cent."""

@@ -3,6 +3,9 @@
 python benchmarks/regret.py                     two CPU cores: sleep devices of three speeds, JPEG and tensors
 python benchmarks/regret.py --gpu --limit 500   a GPU: resnet18, vit_b_16, resnet50, JPEG and tensors
 
+With `--keep-memory` all of it, the grid as well as tune, runs in an environment that tells C's malloc to keep what is
+freed, as tune advises where that helps: without it a worker's memory is kept or given back by luck.
+
 Every run is kept in regret-runs.jsonl as it ends, so that a benchmark that was cut goes on where it stopped. Runs wait
 for a calm moment; one that other processes disturbed all the same is kept, said, and made again, twice at most.
 
@@ -17,6 +20,7 @@ did, whoever planned.
 import gzip
 import io
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -33,6 +37,7 @@ from PIL import Image
 
 from stoker.errors import StokerError
 from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.keeping import ENVIRONMENT, can_keep_memory
 from stoker.measure.others import disturbed, machine_cpu_s
 from stoker.measure.trial import Named
 from stoker.predict.closed_form import Timing, solve
@@ -94,8 +99,8 @@ def on_gpu(model: str, mode: Mode, data: str) -> Case:
     common: dict[str, Any] = {"items": 2048, "batches": GPU_BATCHES, "whole": GPU_WHOLE}
     if data == "jpeg":
         extra = ((128, 0), (128, 2))
-        return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=40.0, **common)
-    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=18.0, **common)
+        return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=38.0, **common)
+    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=22.0, **common)
 
 
 GPU = [
@@ -313,6 +318,7 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         cells=predictions(case, probes, case.cells),
         left_out=predictions(case, probes, case.left_out),
         candidates=candidates(plan),
+        keeps_memory=not can_keep_memory(),
     )
 
 
@@ -482,6 +488,7 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
                 "whole_grid_s": grid_s + rest_s,
                 "judged": {f"{size}, {count}": values for (size, count), values in judged(case, kept).items()},
                 "tune_s": plan["seconds"],
+                "keeps_memory": plan.get("keeps_memory", False),
             }
         )
     return rows
@@ -543,6 +550,12 @@ def rewrite(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text(to_json({**document, "rows": rows}) + "\n", encoding="utf-8")
 
 
+def start_again_keeping_memory() -> None:
+    """In the same process, with the environment that malloc reads when it starts."""
+    pairs = (pair.split("=") for pair in ENVIRONMENT.split())
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **dict(pairs)})
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--gpu", action="store_true", help="the part that needs a GPU")
@@ -550,7 +563,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each choice that is judged")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--table", action="store_true", help="run nothing: the table of what is kept")
+    parser.add_argument("--keep-memory", action="store_true", help="in an environment in which malloc keeps memory")
     options = parser.parse_args()
+    if options.keep_memory and can_keep_memory():
+        start_again_keeping_memory()
     cases = [case for case in (GPU if options.gpu else TWO_CORES) if options.only in case.name]
     kept = Kept(options.output / "regret-runs.jsonl", options.limit)
     for case in cases:
