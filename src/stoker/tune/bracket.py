@@ -30,7 +30,7 @@ def close(
     its size and those that would come next, whether it holds or fails; while none has failed, only that for holding:
     what a good guess will not need would only be in the way. It may answer with the largest size that is likely at all.
     """
-    state, most = _State(0, None, max(1, min(guess, ceiling)), 1), None
+    state, most = _State(0, None, max(1, min(guess, ceiling)), 0), None
     while True:
         after = {held: _after(state, held, tolerance, ceiling, most) for held in (True, False)}
         if ahead:
@@ -42,7 +42,8 @@ def close(
 
 
 class _State(NamedTuple):
-    """Between two tries: what is known, what comes next, and how far the one after that would stride."""
+    """Between two tries: what is known, what comes next, and by how many gaps the one after that would stride (0: by
+    one, for the first time)."""
 
     ran: int
     failed: int | None
@@ -74,17 +75,20 @@ def _gap(size: int, tolerance: float) -> int:
 def _next(
     ran: int, failed: int | None, stride: int, tolerance: float, ceiling: int, most: int | None
 ) -> tuple[int, int]:
-    """Where to look next: outwards in strides that double until both ends are known, then between them.
+    """Where to look next: outwards by one gap, again by one, then in strides that double until both ends are known, and
+    between them from there.
 
-    No stride goes past the largest likely size before that has been tried.
+    A guess is rarely farther off than two gaps. No stride goes past the largest likely size before that has been tried.
     """
+    longer = 2 * stride or 1
+    stride = max(1, stride)
     gap = _gap(ran, tolerance)
     if failed is None:
         to = ran + stride * gap
-        return min(ceiling, most if most and ran < most < to else to), stride * 2
+        return min(ceiling, most if most and ran < most < to else to), longer
     if not ran:
         gap = _gap(failed - _gap(failed, tolerance), tolerance)  # of the size below: what holds there closes it
-        return max(1, failed - stride * gap), stride * 2
+        return max(1, failed - stride * gap), longer
     return _between(ran, failed, gap), stride
 
 
