@@ -17,8 +17,8 @@ SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="
 ITEMS, SIZE = 512, 8
 
 
-def candidate(workers: int, predicted_s: float, margin: float = 0.2) -> Candidate:
-    setting = Setting(batch_size=SIZE, num_workers=workers)
+def candidate(workers: int, predicted_s: float, margin: float = 0.2, **more: Any) -> Candidate:
+    setting = Setting(**{"batch_size": SIZE, "num_workers": workers, **more})
     told = Prediction(
         setting=setting,
         items=ITEMS,
@@ -34,12 +34,17 @@ def candidate(workers: int, predicted_s: float, margin: float = 0.2) -> Candidat
     return Candidate(setting=setting, predicted_s=predicted_s, predicted=told)
 
 
+def ran(found: Candidate, *samples_s: float) -> Candidate:
+    seen = Measured(samples_s=samples_s, run_s=samples_s, items=ITEMS, first_batch_s=0.0, steady_items_per_s=1.0)
+    return msgspec.structs.replace(found, measured=seen)
+
+
 class Machine:
     """Runs jobs on a clock of its own."""
 
     def __init__(self, takes: Callable[[int, int], float], monkeypatch: pytest.MonkeyPatch) -> None:
         self._takes, self.now, self.ran = takes, 0.0, list[int]()
-        self.warmed_up: list[int] = []
+        self.warmed_up: list[tuple[int, bool, int]] = []
         monkeypatch.setattr(contest, "perf_counter", lambda: self.now)
 
     def contend(self, found: list[Candidate], left_s: float, wish: Wish | None = None) -> list[Candidate]:
@@ -53,8 +58,8 @@ class Machine:
                 return list(end.value)
 
     def _run(self, job: Job) -> Trial:
-        if job.fresh:
-            self.warmed_up.append(len(self.ran))
+        if job.repeats:
+            self.warmed_up.append((job.setting.batch_size, job.fresh, len(self.ran)))
             return Trial(outcome="done", workload=SUBJECT, setting=job.setting, extent=job.extent)
         workers = job.setting.num_workers
         epoch_s = self._takes(workers, self.ran.count(workers))
@@ -141,18 +146,31 @@ def test_one_unlucky_run_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_knee_is_the_leaner_of_two_that_are_known_to_be_alike(
     runs: dict[int, tuple[float, ...]], chosen: int
 ) -> None:
-    found = [
-        msgspec.structs.replace(
-            candidate(workers, 1.0),
-            measured=Measured(samples_s=samples, run_s=samples, items=ITEMS, first_batch_s=0.0, steady_items_per_s=1.0),
-        )
-        for workers, samples in runs.items()
-    ]
+    found = [ran(candidate(workers, 1.0), *samples) for workers, samples in runs.items()]
     assert contest.knee(found).setting.num_workers == chosen
 
 
 def test_a_new_process_is_warmed_up_once_for_nobodys_account(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
     found = machine.contend([candidate(0, 1.0), candidate(1, 2.0)], left_s=60)
-    assert machine.warmed_up == [0], "before the first run, and never again"
+    assert machine.warmed_up == [(SIZE, True, 0)], "before the first run, and never again"
     assert [each.measured.samples_s[0] for each in found if each.measured] == pytest.approx([1.0, 2.0])
+
+
+def test_on_a_gpu_every_size_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
+    sizes = ((0, 8), (1, 32), (2, 8))
+    machine.contend([candidate(workers, 1.0, batch_size=size, pin_memory=True) for workers, size in sizes], left_s=60)
+    assert machine.warmed_up == [(8, True, 0), (32, False, 0)]
+
+
+def test_where_runs_are_few_a_prediction_counts_as_one_more() -> None:
+    lucky, unlucky = ran(candidate(1, 0.92), 0.88, 1.13), ran(candidate(2, 0.75), 0.92)
+    assert contest.knee([lucky, unlucky, ran(candidate(3, 0.93), 1.11)]) is unlucky
+    often = ran(candidate(1, 0.92), *[0.88] * 8), ran(candidate(2, 0.75), *[0.92] * 8)
+    assert contest.knee(often) is often[0], "many runs outvote it"
+
+
+def test_what_all_predictions_are_off_by_changes_no_order() -> None:
+    found = [ran(candidate(workers, 1.0 + workers), 2.0 + 2 * workers) for workers in range(3)]
+    assert contest.standings(found) == pytest.approx([2.0, 4.0, 6.0])

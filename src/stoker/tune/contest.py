@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ KNEE = 0.02
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.0, 5.0, 0.3
-_WARM_UP_BATCHES, _WARM_UP_S = 2, 20.0
+_WARM_UP_BATCHES, _WARM_UP_S, _KEPT_ITEMS = 2, 20.0, 32
 _APART, _APART_ONCE = 0.05, 0.15
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
 of them has been run only once, which may have been in a bad moment."""
@@ -51,11 +52,25 @@ def knee(scored: Sequence[Candidate]) -> Candidate:
 
     What was run only once may be there by luck: it is not taken in place of the best, nor another for it.
     """
-    best = min(scored, key=lambda each: each.seconds)
+    takes = standings(scored)
+    least = min(takes)
+    best = scored[takes.index(least)]
     if best.runs == 1:
         return best
-    close = [each for each in scored if each.runs > 1 and each.seconds <= best.seconds * (1 + KNEE)]
+    close = [
+        each for each, seconds in zip(scored, takes, strict=True) if each.runs > 1 and seconds <= least * (1 + KNEE)
+    ]
     return min(close, key=lambda each: (each.in_flight_items, each.setting.num_workers))
+
+
+def standings(scored: Sequence[Candidate]) -> list[float]:
+    """Seconds of each by its runs and its prediction, which counts as one more run: it is about as far off.
+
+    By how much all of them took longer or shorter than predicted says nothing of one against another, and is taken off.
+    """
+    apart = [math.log(each.seconds / each.predicted_s) for each in scored]
+    common = fmean(apart)
+    return [each.seconds * math.exp((common - own) / (each.runs + 1)) for each, own in zip(scored, apart, strict=True)]
 
 
 def _runners(found: Sequence[Candidate], objective: Objective, left_s: float) -> list[Candidate]:
@@ -94,7 +109,7 @@ def _rounds(
     trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
     seen: dict[int, Measured | None] = {}
     target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
-    yield _warm_up(chosen)
+    yield from _warm_up(chosen)
     for number in range(_ROUNDS):
         order = list(trials) if number % 2 == 0 else list(reversed(trials))
         for place in order:
@@ -110,15 +125,23 @@ def _rounds(
     return with_measured(chosen, seen)
 
 
-def _warm_up(chosen: Sequence[Candidate]) -> Job:
-    """Two small batches in a new process, for nobody's account.
+def _warm_up(chosen: Sequence[Candidate]) -> Talk[None]:
+    """Two batches in a new process, for nobody's account; on a GPU two of each size.
 
-    Not in the one that was probed: how its memory lies may favour some settings, by luck. And a GPU's first steps in a
-    process take up to a second longer, which would be held against whoever comes first.
+    Not in the process that was probed: how its memory lies may favour some settings, by luck. And a GPU's first steps
+    in a process take up to a second longer, and its first of a size, for which kernels are chosen, some tenths: that
+    would be held against whoever comes first.
     """
-    least = min(chosen, key=lambda each: each.setting.batch_size).setting
-    setting = msgspec.structs.replace(least, num_workers=0)
-    return Job(setting=setting, extent=Extent(batches=_WARM_UP_BATCHES, warmup=0), limit_s=_WARM_UP_S, fresh=True)
+    sizes = sorted({each.setting.batch_size for each in chosen})
+    base = chosen[0].setting
+    for size in sizes if base.pin_memory else sizes[:1]:
+        yield Job(
+            setting=msgspec.structs.replace(base, batch_size=size, num_workers=0),
+            extent=Extent(batches=_WARM_UP_BATCHES, warmup=0, source="memory"),
+            repeats=_KEPT_ITEMS,
+            limit_s=_WARM_UP_S,
+            fresh=size == sizes[0],
+        )
 
 
 def _one(job: Job, told: Told) -> Talk[Trial]:

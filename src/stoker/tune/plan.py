@@ -275,7 +275,7 @@ class _Tuner:
 
     def _choose(self, ran: Sequence[Candidate]) -> Candidate:
         scored = [each for each in ran if each.measured is not None]
-        return knee(scored) if scored and self._planner != "thesis" else ran[0]
+        return knee(scored) if scored and self._planner == "simulate" else ran[0]
 
     def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate]) -> list[str]:
         notes = list(probes.notes)
@@ -292,6 +292,13 @@ class _Tuner:
             notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
         if all(each.measured is None for each in ran):
             notes.append("nothing could be run within the budget: the plan is predicted only")
+        quickest = min(ran, key=lambda each: each.seconds)
+        if best.measured and quickest.measured and best.seconds > quickest.seconds * (1 + KNEE):
+            notes.append(
+                f"batch {quickest.setting.batch_size} with {quickest.setting.num_workers} workers was "
+                f"{best.seconds / quickest.seconds - 1:.0%} faster in few runs, against what was predicted: a larger "
+                "budget would tell"
+            )
         largest = max(ran, key=lambda each: each.setting.batch_size)
         if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
             more = largest.seconds / best.seconds - 1
