@@ -62,15 +62,22 @@ def test_any_word_about_the_most_that_is_likely_leaves_the_edge_where_it_is(edge
 
 @pytest.mark.parametrize(
     ("edge", "sizes", "last"),
-    [(410, [397, 400, 404, 411, 407], (407, 411)), (402, [397, 400, 404], (400, 404))],
+    [
+        (402, [397, 400, 404], (400, 404)),
+        (405, [397, 400, 404, 408], (404, 408)),
+        (410, [397, 400, 404, 408, 412], (408, 412)),
+        (460, [397, 400, 404, 408, 412, 420, 436, 468, 452, 460, 464], (460, 464)),
+    ],
 )
-def test_no_stride_goes_past_the_most_that_is_likely(edge: int, sizes: list[int], last: tuple[int, int]) -> None:
+def test_strides_are_short_again_from_the_most_that_is_likely(
+    edge: int, sizes: list[int], last: tuple[int, int]
+) -> None:
     tried: list[int] = []
     found = close(
         lambda size: tried.append(size) or size <= edge,  # type: ignore[func-returns-value]
         guess=397,
         ceiling=10**6,
-        ahead=lambda sizes: 411,
+        ahead=lambda sizes: 406,
     )
     assert tried == sizes
     assert found == Bracket(ran=last[0], failed=last[1])

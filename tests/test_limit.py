@@ -15,7 +15,7 @@ from stoker.measure import isolate
 from stoker.measure.allocation_log import AllocationLog, Storage
 from stoker.measure.trial import opened
 from stoker.predict.allocator import rounded
-from stoker.predict.memory import largest, replay
+from stoker.predict.memory import largest, most_alive, replay
 from stoker.tune import traced
 from stoker.tune.limit import Question, limit
 
@@ -147,9 +147,25 @@ def test_measured_maxima_lie_in_the_interval(name: str) -> None:
 # ---------------------------------------------------------------- laws
 
 
-@given(some.integers(0, 10_000))
-def test_a_search_over_any_monotone_predicate_finds_the_edge(edge: int) -> None:
+@given(some.integers(0, 10_000), some.integers(0, 100_000))
+def test_a_search_over_any_monotone_predicate_finds_the_edge(edge: int, near: int) -> None:
     assert largest(lambda batch: batch <= edge) == edge
+    assert largest(lambda batch: batch <= edge, near=near) == edge, "whatever it is told of where it lies"
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 4 * MIB), some.integers(1, 4096)), min_size=1, max_size=12),
+    some.integers(1, 400),
+    some.integers(1, 4),
+)
+def test_nothing_fits_whose_tensors_alone_do_not(sizes: list[tuple[int, int]], mib: int, kept: int) -> None:
+    storages = tuple(Storage(fixed_bytes=fixed, item_bytes=item) for fixed, item in sizes)
+    births = tuple(range(len(sizes)))
+    deaths = tuple(-n - 1 for n in births[kept:])
+    log = AllocationLog(storages=storages, init=(), first=(*births, *deaths), steady=(), batch_size=251)
+    bound = most_alive(log, mib * MIB)
+    assert not replay(log, bound + 1, mib * MIB, steps=1).fits
+    assert largest(lambda batch: replay(log, batch, mib * MIB, steps=1).fits) <= bound
 
 
 @given(some.lists(some.tuples(some.integers(0, 4 * MIB), some.integers(0, 4096)), min_size=1, max_size=20))

@@ -131,7 +131,15 @@ def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
 def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int) -> None:
     """Let the trace say so much."""
     log = AllocationLog(storages=(), init=(), first=(), steady=(), batch_size=251)
-    said = Estimate(likely=likely, interval=(1, 10**6), calm=calm, peak_bytes=1, bytes_per_item=ITEM, fixed_bytes=FIXED)
+    said = Estimate(
+        likely=likely,
+        most=likely,
+        interval=(1, 10**6),
+        calm=calm,
+        peak_bytes=1,
+        bytes_per_item=ITEM,
+        fixed_bytes=FIXED,
+    )
     monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(log))
     monkeypatch.setattr(traced, "likely", lambda log, budget: likely)
     monkeypatch.setattr(traced, "estimate", lambda log, budget, guess: said)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from stoker.measure.allocation_log import AllocationLog
+import numpy as np
+
+from stoker.measure.allocation_log import AllocationLog, Storage
 from stoker.predict.allocator import Allocator, Block, OutOfMemory
 from stoker.records import Record
 
@@ -105,9 +107,38 @@ class _Player:
             self._without.add(shape)
 
 
-def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
-    """The largest batch that fits, as far as doubling and bisection can tell; 0 where not even 1 does."""
+def most_alive(log: AllocationLog, capacity_bytes: int) -> int:
+    """The largest batch whose tensors of one step take no more than so much, laid without a gap: none larger fits."""
+    events = np.asarray((*log.init, *log.first))
+    births = events >= 0
+    numbers = np.where(births, events, -events - 1)
+    fixed, item, square = np.asarray([_least(storage) for storage in log.storages] or [(0.0, 0.0, 0.0)]).T
+
+    def fits(batch_size: int) -> bool:
+        sizes = fixed + item * batch_size + square * batch_size**2
+        alive = np.cumsum(np.where(births, sizes[numbers], -sizes[numbers]))
+        return not alive.size or float(alive.max()) <= capacity_bytes
+
+    return largest(fits)
+
+
+def _least(storage: Storage) -> tuple[float, float, float]:
+    """What it takes at the least: nothing, where it is optional or goes by a rule of its own."""
+    if storage.kind != "tensor" or storage.reduction is not None:
+        return 0.0, 0.0, 0.0
+    return storage.fixed_bytes - 1.0, storage.item_bytes, storage.square_bytes
+
+
+def largest(fits: Callable[[int], bool], *, near: int = 0, ceiling: int = 2**24) -> int:
+    """The largest batch that fits, as far as doubling and bisection can tell; 0 where not even 1 does.
+
+    Where it is known to be `near` a size, the powers of two below half of that are taken to fit if the last of them
+    does.
+    """
     low, high = 0, 1
+    half = 2 ** max(0, (near // 2).bit_length() - 1)
+    if half > 1 and fits(half):
+        low, high = half, half * 2
     while high <= ceiling and fits(high):
         low, high = high, high * 2
     while high - low > 1:
@@ -119,8 +150,8 @@ def largest(fits: Callable[[int], bool], *, ceiling: int = 2**24) -> int:
     return low
 
 
-def sturdy(fits: Callable[[int], bool]) -> int:
-    """The largest batch that fits and most of whose neighbours do.
+def sturdy(fits: Callable[[int], bool], *, near: int = 0) -> int:
+    """The largest batch that fits and most of whose neighbours do; `near` as for `largest`.
 
     Fragmentation makes the edge ragged: beyond the first size that fails some fit, and one that does by luck is no
     answer.
@@ -132,7 +163,7 @@ def sturdy(fits: Callable[[int], bool]) -> int:
             known[size] = fits(size)
         return known[size]
 
-    edge = largest(seen)
+    edge = largest(seen, near=near)
     size = round(edge * (1 + _RAGGED))
     while size > edge * (1 - _RAGGED):
         around = {size + int(size * step * _APART) for step in range(-_NEIGHBOURS, _NEIGHBOURS + 1)}

@@ -78,14 +78,16 @@ def _next(
     """Where to look next: outwards by one gap, again by one, then in strides that double until both ends are known, and
     between them from there.
 
-    A guess is rarely farther off than two gaps. No stride goes past the largest likely size before that has been tried.
+    A guess is rarely farther off than two gaps. From the largest likely size on, it is one gap at first again.
     """
     longer = 2 * stride or 1
     stride = max(1, stride)
     gap = _gap(ran, tolerance)
     if failed is None:
         to = ran + stride * gap
-        return min(ceiling, most if most and ran < most < to else to), longer
+        if most is not None and ran < most < to:
+            return min(ceiling, max(most, ran + gap)), 1
+        return min(ceiling, to), longer
     if not ran:
         gap = _gap(failed - _gap(failed, tolerance), tolerance)  # of the size below: what holds there closes it
         return max(1, failed - stride * gap), longer

@@ -6,7 +6,7 @@ from typing import Any
 from stoker.errors import InputError, StokerError
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.outcomes import own_place
-from stoker.predict.memory import largest, replay, sturdy
+from stoker.predict.memory import largest, most_alive, replay, sturdy
 from stoker.records import Mode, Record
 from stoker.tune.limit import Question
 from stoker.units import format_bytes
@@ -19,9 +19,10 @@ _MARGIN_BELOW, _MARGIN_ABOVE = 0.04, 0.01
 
 
 class Estimate(Record, frozen=True):
-    """What the replay says of one budget."""
+    """What the replay says of one budget. `most` is what fits with convolutions' workspaces or without, the larger."""
 
     likely: int
+    most: int
     interval: tuple[int, int]
     calm: int
     peak_bytes: int
@@ -54,7 +55,8 @@ def record(
 
 def likely(log: AllocationLog, budget_bytes: int) -> int:
     """The largest batch that fits, convolutions taking the workspaces there is room for."""
-    found = sturdy(lambda batch: replay(log, batch, budget_bytes).fits)
+    bound = most_alive(log, budget_bytes)
+    found = sturdy(lambda batch: batch <= bound and replay(log, batch, budget_bytes).fits, near=bound)
     if found == 0:
         raise InputError(too_large(replay(log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes, budget_bytes))
     return found
@@ -63,14 +65,16 @@ def likely(log: AllocationLog, budget_bytes: int) -> int:
 def estimate(log: AllocationLog, budget_bytes: int, guess: int | None = None) -> Estimate:
     """All that the replay says; `guess` is the likely size where it is known already."""
     most = guess or likely(log, budget_bytes)
-    without = sturdy(lambda batch: replay(log, batch, budget_bytes, scratch=False).fits)
+    bound = most_alive(log, budget_bytes)
+    without = sturdy(lambda batch: batch <= bound and replay(log, batch, budget_bytes, scratch=False).fits, near=bound)
     at_most, half = (replay(log, batch, _UNLIMITED) for batch in (most, max(1, most // 2)))
     items = at_most.batch_size - half.batch_size
     per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
     return Estimate(
         likely=most,
+        most=max(most, without),
         interval=_interval(most, without),
-        calm=largest(lambda batch: _calm(log, batch, budget_bytes)),
+        calm=largest(lambda batch: batch <= bound and _calm(log, batch, budget_bytes), near=bound),
         peak_bytes=at_most.allocated_peak_bytes,
         bytes_per_item=per_item,
         fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * most),
@@ -113,4 +117,5 @@ def _cannot_follow(error: Exception) -> str:
 
 def primed(log: AllocationLog, budget_bytes: int) -> int:
     """The largest batch where a tiny one went first, and the workspaces lie apart from what it leaves."""
-    return largest(lambda batch: replay(log, batch, budget_bytes, primed=2).fits)
+    bound = most_alive(log, budget_bytes)
+    return largest(lambda batch: replay(log, batch, budget_bytes, primed=2).fits, near=bound)

@@ -116,7 +116,7 @@ class _Guide:
             self.estimate = traced.estimate(self._log, self._search.budget_bytes, self.guess)
         calm = self.estimate.calm
         self._search.begin((*sizes, calm) if 0 < calm < self.guess else sizes)
-        return self.estimate.interval[1]
+        return self.estimate.most
 
 
 def _closed(search: Search, guide: _Guide | None) -> Bracket:
