@@ -331,6 +331,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "forecast-two-cores": forecast("two-cores"),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
+    "regret-h200-keeping": regret("h200-keeping"),
+    "forecast-h200-keeping": forecast("h200-keeping"),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
