@@ -174,3 +174,17 @@ def test_where_runs_are_few_a_prediction_counts_as_one_more() -> None:
 def test_what_all_predictions_are_off_by_changes_no_order() -> None:
     found = [ran(candidate(workers, 1.0 + workers), 2.0 + 2 * workers) for workers in range(3)]
     assert contest.standings(found) == pytest.approx([2.0, 4.0, 6.0])
+
+
+def test_in_a_round_that_time_will_cut_whoever_stands_best_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: {0: 0.9, 1: 0.95, 2: 1.0}[workers], monkeypatch)
+    found = machine.contend([candidate(0, 0.8), candidate(1, 0.9), candidate(2, 0.95)], left_s=4.5)
+    assert machine.ran == [0, 1, 2, 0], "not 2, with which the second round would begin"
+    assert [each.runs for each in found] == [2, 1, 1]
+
+
+def test_nothing_that_ran_leaves_nothing_to_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 0.9, monkeypatch)
+    monkeypatch.setattr(contest, "measured", lambda trials, objective: None)
+    found = machine.contend([candidate(workers, 0.8) for workers in range(3)], left_s=1.0)
+    assert [each.measured for each in found] == [None] * 3

@@ -69,7 +69,7 @@ def standings(scored: Sequence[Candidate]) -> list[float]:
     By how much all of them took longer or shorter than predicted says nothing of one against another, and is taken off.
     """
     apart = [math.log(each.seconds / each.predicted_s) for each in scored]
-    common = fmean(apart)
+    common = fmean(apart) if apart else 0.0
     return [each.seconds * math.exp((common - own) / (each.runs + 1)) for each, own in zip(scored, apart, strict=True)]
 
 
@@ -111,7 +111,7 @@ def _rounds(
     target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
     yield from _warm_up(chosen)
     for number in range(_ROUNDS):
-        order = list(trials) if number % 2 == 0 else list(reversed(trials))
+        order = _order(number, chosen, trials, seen, left_s - (perf_counter() - began))
         for place in order:
             if number and perf_counter() - began > left_s - min(target_s, _last_s(trials[place])):
                 return with_measured(chosen, seen)
@@ -123,6 +123,23 @@ def _rounds(
         if number and not any(_open(place, seen) for place in trials if place != _leader(seen)):
             break
     return with_measured(chosen, seen)
+
+
+def _order(
+    number: int,
+    chosen: Sequence[Candidate],
+    trials: dict[int, list[Trial]],
+    seen: dict[int, Measured | None],
+    left_s: float,
+) -> list[int]:
+    """Forth and back in turns; in a round that time will cut, whoever stands best comes first."""
+    order = list(trials) if number % 2 == 0 else list(reversed(trials))
+    wanted_s = sum(_last_s(trials[place]) + _BETWEEN_S for place in order if _open(place, seen))
+    if number == 0 or wanted_s <= left_s:
+        return order
+    ran = {place: each for place, each in seen.items() if each is not None}
+    scored = [msgspec.structs.replace(chosen[place], measured=each) for place, each in ran.items()]
+    return [place for _, place in sorted(zip(standings(scored), ran, strict=True))]
 
 
 def _warm_up(chosen: Sequence[Candidate]) -> Talk[None]:
