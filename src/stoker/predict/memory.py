@@ -109,7 +109,7 @@ class _Player:
 
 def most_alive(log: AllocationLog, capacity_bytes: int) -> int:
     """The largest batch whose tensors of one step take no more than so much, laid without a gap: none larger fits."""
-    events = np.asarray((*log.init, *log.first))
+    events = np.asarray((*log.init, *log.first), dtype=np.int64)
     births = events >= 0
     numbers = np.where(births, events, -events - 1)
     fixed, item, square = np.asarray([_least(storage) for storage in log.storages] or [(0.0, 0.0, 0.0)]).T

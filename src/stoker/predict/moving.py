@@ -83,10 +83,10 @@ def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
     found: dict[int, list[float]] = {}
     firsts: dict[int, list[float]] = {}
     for run in runs:
-        if run.pin_s:
-            full = [value for value, items in zip(run.pin_s, run.items, strict=True) if items == run.batch_size]
+        full = [value for value, items in zip(run.pin_s, run.items, strict=False) if items == run.batch_size]
+        if full:
             found.setdefault(run.batch_size, []).extend(full)
-            firsts.setdefault(run.batch_size, []).append(run.pin_s[0])
+            firsts.setdefault(run.batch_size, []).append(full[0])
     edges = {size: (median(firsts[size]) + min(values)) / 2 for size, values in found.items()}
     used = {size: [value for value in values if value <= edges[size]] for size, values in found.items()}
     made = {
