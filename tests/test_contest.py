@@ -188,3 +188,15 @@ def test_nothing_that_ran_leaves_nothing_to_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(contest, "measured", lambda trials, objective: None)
     found = machine.contend([candidate(workers, 0.8) for workers in range(3)], left_s=1.0)
     assert [each.measured for each in found] == [None] * 3
+
+
+def test_a_plan_that_is_not_the_quickest_says_why() -> None:
+    lucky, chosen = ran(candidate(1, 0.92), 0.88, 1.13), ran(candidate(2, 0.75), 0.92)
+    [said] = contest.why_not_the_quickest(chosen, [lucky, chosen])
+    assert said.startswith("batch 8 with 1 workers was 5% faster in few runs, and is slower by runs and predictions")
+    lean, quick = ran(candidate(1, 1.0), 1.11, 1.11), ran(candidate(2, 1.01), 1.08, 1.08)
+    assert contest.knee([lean, quick]) is lean
+    [said] = contest.why_not_the_quickest(lean, [lean, quick])
+    assert "less than 2% faster" in said
+    assert not list(contest.why_not_the_quickest(quick, [lean, quick]))
+    assert not list(contest.why_not_the_quickest(candidate(1, 1.0), [candidate(1, 1.0)])), "nothing was run"

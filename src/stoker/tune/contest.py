@@ -1,7 +1,7 @@
 """Which candidates are run, how long and how often: in turns, so that what disturbs the machine disturbs them all."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
@@ -71,6 +71,22 @@ def standings(scored: Sequence[Candidate]) -> list[float]:
     apart = [math.log(each.seconds / each.predicted_s) for each in scored]
     common = fmean(apart) if apart else 0.0
     return [each.seconds * math.exp((common - own) / (each.runs + 1)) for each, own in zip(scored, apart, strict=True)]
+
+
+def why_not_the_quickest(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
+    """A sentence, where the one that was chosen is notably slower in its runs than another."""
+    scored = [each for each in ran if each.measured is not None]
+    quickest = min(scored, key=lambda each: each.seconds, default=best)
+    if best not in scored or best.seconds <= quickest.seconds * (1 + KNEE):
+        return
+    takes = standings(scored)
+    slower = takes[scored.index(quickest)] > takes[scored.index(best)]
+    setting = quickest.setting
+    yield (
+        f"batch {setting.batch_size} with {setting.num_workers} workers was {best.seconds / quickest.seconds - 1:.0%} "
+        f"faster in few runs, and is {'slower' if slower else f'less than {KNEE:.0%} faster'} by runs and predictions "
+        "together: a larger budget would tell"
+    )
 
 
 def _runners(found: Sequence[Candidate], objective: Objective, left_s: float) -> list[Candidate]:

@@ -16,7 +16,7 @@ from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
 from stoker.tune.advise import Remedy, remedies, verdict
 from stoker.tune.candidates import Candidate, Wish, candidates_of
 from stoker.tune.constrain import RuledOut, bounds_of
-from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis
+from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis, why_not_the_quickest
 from stoker.tune.limit import limit
 from stoker.tune.objective import Measured, Objective
 from stoker.tune.probe import probing
@@ -292,13 +292,7 @@ class _Tuner:
             notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
         if all(each.measured is None for each in ran):
             notes.append("nothing could be run within the budget: the plan is predicted only")
-        quickest = min(ran, key=lambda each: each.seconds)
-        if best.measured and quickest.measured and best.seconds > quickest.seconds * (1 + KNEE):
-            notes.append(
-                f"batch {quickest.setting.batch_size} with {quickest.setting.num_workers} workers was "
-                f"{best.seconds / quickest.seconds - 1:.0%} faster in few runs, against what was predicted: a larger "
-                "budget would tell"
-            )
+        notes += why_not_the_quickest(best, ran)
         largest = max(ran, key=lambda each: each.setting.batch_size)
         if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
             more = largest.seconds / best.seconds - 1
