@@ -22,6 +22,7 @@ from stoker.predict.probes import Facts
 from stoker.tune.advise import remedies_of
 from stoker.tune.candidates import Wish, parse_current
 from stoker.tune.constrain import bounds_of, in_flight, ruled_out
+from stoker.tune.contest import standings
 from stoker.tune.plan import Plan, tune
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
@@ -129,8 +130,20 @@ def test_a_plan_beats_what_it_found(plan: Plan) -> None:
     assert plan.current.measured is not None
     assert plan.verdict is not None
     assert plan.seconds > 0
-    best = min(each.seconds for each in plan.candidates if each.measured)
-    assert plan.measured.total_s <= best * 1.02 + 1e-9
+    scored = [each for each in plan.candidates if each.measured]
+    takes = standings(scored)
+    [chosen] = [seconds for each, seconds in zip(scored, takes, strict=True) if same_as_planned(each.setting, plan)]
+    assert chosen <= min(takes) * 1.02 + 1e-9
+    is_quickest = plan.measured.total_s <= min(each.seconds for each in scored) * 1.02
+    assert is_quickest or any("faster in few runs" in note for note in plan.notes)
+
+
+def same_as_planned(setting: Setting, plan: Plan) -> bool:
+    return (setting.batch_size, setting.num_workers, setting.prefetch_factor) == (
+        plan.batch_size,
+        plan.num_workers,
+        plan.prefetch_factor,
+    )
 
 
 def test_a_plan_makes_its_loader(plan: Plan) -> None:
