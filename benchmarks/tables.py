@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common import RESULTS, say, tried_sizes
+from common import EARLIER, RESULTS, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -202,10 +202,26 @@ def _beside_peers(name: str) -> str:
     for row in asked:
         found = [row[name] for name in ("auto", "lightning", "accelerate")]
         cells = [_peer(each, truths[row["key"]]) for each in found]
-        ratios.append(found[0]["seconds"] / found[1].get("seconds", found[1].get("more_than_s", math.nan)))
+        ratios.append(_to_lightning(row))
         lines.append([_question(row), *cells, f"{ratios[-1]:.2f}"])
     within = f"At most half of Lightning's seconds in {sum(each <= 0.5 for each in ratios)} of {len(ratios)}. "
-    return f"{table(head, lines)}\n\n{within}{_versions(asked)}"
+    return f"{table(head, lines)}\n\n{within}{_earlier(asked)}{_versions(asked)}"
+
+
+def _to_lightning(row: dict[str, Any]) -> float:
+    peer = row["lightning"]
+    return float(row["auto"]["seconds"] / peer.get("seconds", peer.get("more_than_s", math.nan)))
+
+
+def _earlier(asked: Iterable[dict[str, Any]]) -> str:
+    """What the questions of a table had been when they were asked before."""
+    keys = {row["key"] for row in asked}
+    before: dict[str, list[str]] = {}
+    for row in rows("h200", EARLIER):
+        if row["key"] in keys:
+            before.setdefault(_question(row), []).append(f"{_to_lightning(row):.2f}")
+    said = "; ".join(f"{name}: {', '.join(ratios)}" for name, ratios in before.items())
+    return f"Runs of earlier versions, not in the table: {said}. " if said else ""
 
 
 def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:

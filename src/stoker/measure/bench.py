@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stoker.measure.pipeline import Opened
 
 R = TypeVar("R")
+KEPT_ITEMS = 32
+"""How many items stand for all where it does not matter which they are."""
 
 
 class Job(Record, frozen=True):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.errors import InputError
-from stoker.measure.bench import Job, Talk
+from stoker.measure.bench import KEPT_ITEMS, Job, Talk
 from stoker.predict.closed_form import ITERATIONS, Timing, solve
 from stoker.predict.probes import Probes
 from stoker.records import Extent, Setting, Trial
@@ -20,7 +20,7 @@ KNEE = 0.02
 _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.0, 5.0, 0.3
-_WARM_UP_BATCHES, _WARM_UP_S, _KEPT_ITEMS = 2, 20.0, 32
+_WARM_UP_BATCHES, _WARM_UP_S = 2, 20.0
 _APART, _APART_ONCE = 0.05, 0.15
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
 of them has been run only once, which may have been in a bad moment."""
@@ -171,7 +171,7 @@ def _warm_up(chosen: Sequence[Candidate]) -> Talk[None]:
         yield Job(
             setting=msgspec.structs.replace(base, batch_size=size, num_workers=0),
             extent=Extent(batches=_WARM_UP_BATCHES, warmup=0, source="memory"),
-            repeats=_KEPT_ITEMS,
+            repeats=KEPT_ITEMS,
             limit_s=_WARM_UP_S,
             fresh=size == sizes[0],
         )

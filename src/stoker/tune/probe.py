@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.errors import InputError, MachineError
 from stoker.machine import inspect
-from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
 from stoker.measure.keeping import can_keep_memory
 from stoker.measure.others import disturbed
 from stoker.measure.trial import Named, OnEvent
@@ -21,7 +21,6 @@ from stoker.records import Extent, Machine, Mode, Problem, Setting, Subject, Tri
 from stoker.workload.definition import Workload
 
 DEFAULT_BUDGET_S = 30.0
-_KEPT_ITEMS = 32
 _TRIES = 3
 """How often a run is tried that other processes disturb: with no worker and a thread for each CPU, it may take many
 times as long then."""
@@ -149,7 +148,7 @@ class _Prober:
             yield from self._keep("load", large, 0, batches=self._batches(large, 2))
             yield from self._keep("load", large, 1, batches=self._batches(large, 3))
         else:
-            yield from self._keep("transport", large, 1, batches=4, repeats=_KEPT_ITEMS)
+            yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
 
     def _crowds(self, small: int, middle: int, large: int) -> Talk[None]:
         """Half the cores busy, all of them, and a consumer that lets batches wait."""
@@ -164,7 +163,7 @@ class _Prober:
                 nap_s = share * self._batch_s(size)
                 yield from self._keep("slow", size, 2, batches=self._batches(size, 6, nap_s), nap_s=nap_s)
         if large != middle:  # how long a batch takes to be received goes by its bytes: its items need not be loaded
-            yield from self._keep("slow", large, 2, batches=8, nap_s=0.6 * self._collate_s(large), repeats=_KEPT_ITEMS)
+            yield from self._keep("slow", large, 2, batches=8, nap_s=0.6 * self._collate_s(large), repeats=KEPT_ITEMS)
 
     def _batch_s(self, size: int) -> float:
         """What one worker takes for a batch, as seen."""
@@ -201,7 +200,7 @@ class _Prober:
             if count < 2:
                 self._notes.append(f"steps of {size} items were not probed: the budget is too short")
                 continue
-            yield from self._keep("step", size, 0, batches=count, repeats=_KEPT_ITEMS, memory=True)
+            yield from self._keep("step", size, 0, batches=count, repeats=KEPT_ITEMS, memory=True)
             if self._runs[-1].kind == "step":
                 each_s = max(self._runs[-1].done_s[-1] - self._runs[-1].got_s[-1], self._runs[-1].device_s[-1]) / size
         if self._subject is not None and self._subject.device == "cpu":
