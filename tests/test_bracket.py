@@ -63,13 +63,14 @@ def test_any_word_about_the_most_that_is_likely_leaves_the_edge_where_it_is(edge
 @pytest.mark.parametrize(
     ("edge", "sizes", "last"),
     [
-        (402, [397, 400, 404], (400, 404)),
-        (405, [397, 400, 404, 408], (404, 408)),
-        (410, [397, 400, 404, 408, 412], (408, 412)),
-        (460, [397, 400, 404, 408, 412, 420, 436, 468, 452, 460, 464], (460, 464)),
+        (398, [397, 403, 400], (397, 400)),
+        (402, [397, 403, 400], (400, 403)),
+        (405, [397, 403, 407], (403, 407)),
+        (410, [397, 403, 407, 411], (407, 411)),
+        (460, [397, 403, 407, 411, 419, 435, 467, 451, 459, 463], (459, 463)),
     ],
 )
-def test_strides_are_short_again_from_the_most_that_is_likely(
+def test_half_the_way_is_gone_to_the_most_that_is_likely_where_that_is_near(
     edge: int, sizes: list[int], last: tuple[int, int]
 ) -> None:
     tried: list[int] = []
@@ -81,3 +82,15 @@ def test_strides_are_short_again_from_the_most_that_is_likely(
     )
     assert tried == sizes
     assert found == Bracket(ran=last[0], failed=last[1])
+
+
+@pytest.mark.parametrize(("edge", "sizes"), [(398, [397, 400]), (405, [397, 400, 404, 412, 408])])
+def test_a_size_that_is_likely_at_most_and_lies_far_off_is_not_gone_to(edge: int, sizes: list[int]) -> None:
+    tried: list[int] = []
+    close(
+        lambda size: tried.append(size) or size <= edge,  # type: ignore[func-returns-value]
+        guess=397,
+        ceiling=10**6,
+        ahead=lambda sizes: 500,
+    )
+    assert tried == sizes

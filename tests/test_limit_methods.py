@@ -128,12 +128,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     return fresh
 
 
-def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int) -> None:
+def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int, most: int | None = None) -> None:
     """Let the trace say so much."""
     log = AllocationLog(storages=(), init=(), first=(), steady=(), batch_size=251)
     said = Estimate(
         likely=likely,
-        most=likely,
+        most=most or likely,
         interval=(1, 10**6),
         calm=calm,
         peak_bytes=1,
@@ -141,9 +141,9 @@ def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int) -> None:
         fixed_bytes=FIXED,
     )
     monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(log))
-    monkeypatch.setattr(traced, "likely", lambda log, budget: likely)
-    monkeypatch.setattr(traced, "estimate", lambda log, budget, guess: said)
-    monkeypatch.setattr(traced, "primed", lambda log, budget: likely + 4)
+    monkeypatch.setattr(traced.Replays, "likely", likely)
+    monkeypatch.setattr(traced.Replays, "estimate", lambda self: said)
+    monkeypatch.setattr(traced.Replays, "primed", lambda self: likely + 4)
 
 
 def ask(method: Method = "auto", **options: Any) -> Limit:
@@ -180,6 +180,17 @@ def test_where_the_card_has_room_what_a_good_guess_needs_is_begun_at_once(
     assert Card.begun == ([84, 85, 70, 86] if side_by_side else [84, 85, 70]), "and what comes next if they hold"
     assert Card.stopped == ([86] if side_by_side else [])
     assert Card.standing_by == 0, "none is left waiting"
+
+
+@pytest.mark.parametrize(("total", "sizes"), [(20_000, [80, 81, 83, 84, 85]), (1_100, [80, 82, 83, 84, 85])])
+def test_what_is_the_most_likely_shows_the_way_where_one_try_goes_at_a_time(
+    card: type[Card], monkeypatch: pytest.MonkeyPatch, total: int, sizes: list[int]
+) -> None:
+    """Where several do, the next size has begun when it is known."""
+    follows(monkeypatch, likely=80, calm=80, most=84)
+    monkeypatch.setattr(card, "free_bytes", total * MIB)
+    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert Card.tried == sizes
 
 
 def test_tries_that_nobody_needs_are_ended(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from stoker.records import Record
 
+_NEAR = 4
+"""Gaps within which what is the most likely was seen to say something of the edge."""
+
 
 class Bracket(Record, frozen=True):
     """`ran` is the largest size shown to hold with a failure right above it (0: none), `failed` that failure's size.
@@ -32,11 +35,11 @@ def close(
     """
     state, most = _State(0, None, max(1, min(guess, ceiling)), 0), None
     while True:
-        after = {held: _after(state, held, tolerance, ceiling, most) for held in (True, False)}
         if ahead:
-            next_ = after.values() if state.failed is not None else (after[True],)
-            most = ahead([state.size, *(each.size for each in next_ if not _is_over(each, tolerance, ceiling))])
-        state = after[holds(state.size)]
+            ways = (True, False) if state.failed is not None else (True,)
+            after = (_after(state, held, tolerance, ceiling, most) for held in ways)
+            most = ahead([state.size, *(each.size for each in after if not _is_over(each, tolerance, ceiling))])
+        state = _after(state, holds(state.size), tolerance, ceiling, most)
         if _is_over(state, tolerance, ceiling):
             return Bracket(ran=state.ran, failed=state.failed)
 
@@ -78,15 +81,16 @@ def _next(
     """Where to look next: outwards by one gap, again by one, then in strides that double until both ends are known, and
     between them from there.
 
-    A guess is rarely farther off than two gaps. From the largest likely size on, it is one gap at first again.
+    A guess is rarely farther off than two gaps. Where the largest likely size is near, the edge lies between the two,
+    and half of that way is gone, in whole gaps.
     """
     longer = 2 * stride or 1
     stride = max(1, stride)
     gap = _gap(ran, tolerance)
     if failed is None:
         to = ran + stride * gap
-        if most is not None and ran < most < to:
-            return min(ceiling, max(most, ran + gap)), 1
+        if most is not None and ran < most < max(to, ran + _NEAR * gap + 1):
+            return min(ceiling, ran - (ran - most) // (2 * gap) * gap), 1
         return min(ceiling, to), longer
     if not ran:
         gap = _gap(failed - _gap(failed, tolerance), tolerance)  # of the size below: what holds there closes it

@@ -69,7 +69,7 @@ class Search:
         self.cradle.model  # noqa: B018 - made now, while the others run
         self._settle_budget(_value(room))
         if tracing is not None:
-            self.cradle.stand_by(min(_STAND_BY, self._at_once + self._beside))
+            self.cradle.stand_by(min(_STAND_BY, self.at_once + self._beside))
             log = tracing.result()
             if isinstance(log, Failure):
                 self.notes.append(f"found by trying alone: {log.sentence}")
@@ -116,7 +116,7 @@ class Search:
         self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=self.budget_bytes if capped else None)
 
     @property
-    def _at_once(self) -> int:
+    def at_once(self) -> int:
         """How many tries the device has room for, and lets come. Where none is capped, each may take all there is."""
         if self.one_at_a_time or self.cradle.job.budget_bytes is None:
             return 1
@@ -128,13 +128,13 @@ class Search:
         capped = self.cradle.job.budget_bytes is not None
         if self.on_host or self.one_at_a_time or not capped or self.question.method != "auto":
             return 0
-        rest = self._free_bytes - self._at_once * (self.budget_bytes + _CONTEXT_BYTES)
+        rest = self._free_bytes - self.at_once * (self.budget_bytes + _CONTEXT_BYTES)
         return max(0, rest // (passes.model_bytes(self.cradle.model) + _CONTEXT_BYTES))
 
     def begin(self, sizes: Iterable[int]) -> None:
         """Try sizes side by side, the first ones first, as many as the device has room for; `try_size` finds them
         under way. Those that were begun before and are not among these are not wanted any more."""
-        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes][: self._at_once]
+        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes][: self.at_once]
         for size in [size for size in self._begun if size not in wanted]:
             self._begun.pop(size).stop()
         for size in wanted:

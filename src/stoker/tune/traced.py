@@ -1,12 +1,13 @@
 """The largest batch without running one: a step is logged on a fake device, and replayed at any size."""
 
 import traceback
+from functools import cached_property
 from typing import Any
 
 from stoker.errors import InputError, StokerError
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.outcomes import own_place
-from stoker.predict.memory import largest, most_alive, replay, sturdy
+from stoker.predict.memory import Replay, largest, most_alive, replay, sturdy
 from stoker.records import Mode, Record
 from stoker.tune.limit import Question
 from stoker.units import format_bytes
@@ -53,38 +54,56 @@ def record(
         raise InputError(_cannot_follow(error)) from error
 
 
-def likely(log: AllocationLog, budget_bytes: int) -> int:
-    """The largest batch that fits, convolutions taking the workspaces there is room for."""
-    bound = most_alive(log, budget_bytes)
-    found = sturdy(lambda batch: batch <= bound and replay(log, batch, budget_bytes).fits, near=bound)
-    if found == 0:
-        raise InputError(too_large(replay(log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes, budget_bytes))
-    return found
+class Replays:
+    """What the replay says of one log and one budget; each size is replayed once."""
 
+    def __init__(self, log: AllocationLog, budget_bytes: int) -> None:
+        self._log, self._budget_bytes = log, budget_bytes
+        self._bound = most_alive(log, budget_bytes)
+        self._seen: dict[tuple[int, bool], Replay] = {}
 
-def estimate(log: AllocationLog, budget_bytes: int, guess: int | None = None) -> Estimate:
-    """All that the replay says; `guess` is the likely size where it is known already."""
-    most = guess or likely(log, budget_bytes)
-    bound = most_alive(log, budget_bytes)
-    without = sturdy(lambda batch: batch <= bound and replay(log, batch, budget_bytes, scratch=False).fits, near=bound)
-    at_most, half = (replay(log, batch, _UNLIMITED) for batch in (most, max(1, most // 2)))
-    items = at_most.batch_size - half.batch_size
-    per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
-    return Estimate(
-        likely=most,
-        most=max(most, without),
-        interval=_interval(most, without),
-        calm=largest(lambda batch: batch <= bound and _calm(log, batch, budget_bytes), near=bound),
-        peak_bytes=at_most.allocated_peak_bytes,
-        bytes_per_item=per_item,
-        fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * most),
-    )
+    @cached_property
+    def likely(self) -> int:
+        """The largest batch that fits, convolutions taking the workspaces there is room for."""
+        found = sturdy(self._fits, near=self._bound)
+        if found == 0:
+            needed = replay(self._log, 1, _UNLIMITED, scratch=False).reserved_peak_bytes
+            raise InputError(too_large(needed, self._budget_bytes))
+        return found
 
+    def estimate(self) -> Estimate:
+        """All that it says."""
+        likely = self.likely
+        without = sturdy(lambda batch: self._fits(batch, scratch=False), near=self._bound)
+        at_most, half = (replay(self._log, batch, _UNLIMITED) for batch in (likely, max(1, likely // 2)))
+        items = at_most.batch_size - half.batch_size
+        per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
+        return Estimate(
+            likely=likely,
+            most=max(likely, without),
+            interval=_interval(likely, without),
+            calm=largest(self._calm, near=self._bound),
+            peak_bytes=at_most.allocated_peak_bytes,
+            bytes_per_item=per_item,
+            fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * likely),
+        )
 
-def _calm(log: AllocationLog, batch_size: int, budget_bytes: int) -> bool:
-    """Whether it fits without the allocator ever having to return its cache and try again."""
-    found = replay(log, batch_size, budget_bytes)
-    return found.fits and not found.retries
+    def primed(self) -> int:
+        """The largest batch where a tiny one went first, and the workspaces lie apart from what it leaves."""
+        return largest(lambda batch: replay(self._log, batch, self._budget_bytes, primed=2).fits, near=self._bound)
+
+    def _fits(self, batch_size: int, scratch: bool = True) -> bool:
+        return batch_size <= self._bound and self._at(batch_size, scratch).fits
+
+    def _calm(self, batch_size: int) -> bool:
+        """Whether it fits without the allocator ever having to return its cache and try again."""
+        return self._fits(batch_size) and not self._at(batch_size, True).retries
+
+    def _at(self, batch_size: int, scratch: bool) -> Replay:
+        key = batch_size, scratch
+        if key not in self._seen:
+            self._seen[key] = replay(self._log, batch_size, self._budget_bytes, scratch=scratch)
+        return self._seen[key]
 
 
 def _interval(most: int, without: int) -> tuple[int, int]:
@@ -113,9 +132,3 @@ def _cannot_follow(error: Exception) -> str:
     place = own_place("".join(traceback.format_exception(error)))
     where = f", at {place}" if place else ""
     return f"this step cannot be followed without a GPU: {type(error).__name__}: {why}{where}"
-
-
-def primed(log: AllocationLog, budget_bytes: int) -> int:
-    """The largest batch where a tiny one went first, and the workspaces lie apart from what it leaves."""
-    bound = most_alive(log, budget_bytes)
-    return largest(lambda batch: replay(log, batch, budget_bytes, primed=2).fits, near=bound)

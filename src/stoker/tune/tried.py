@@ -15,7 +15,7 @@ from stoker.tune import traced
 from stoker.tune.bracket import Bracket, bisected, close, doubled
 from stoker.tune.limit import Change, Limit, Question
 from stoker.tune.searching import Search
-from stoker.tune.traced import Estimate
+from stoker.tune.traced import Estimate, Replays
 from stoker.units import format_seconds
 from stoker.workload.definition import Workload
 from stoker.workload.examples import worst_example
@@ -81,7 +81,7 @@ def by_trace(search: Search) -> Limit:
     search.see(example)
     gpu = search.question.gpu or search.gpu
     search.log = traced.record(search.workload, search.mode, search.question, gpu, example)
-    found = traced.estimate(search.log, search.budget_bytes)
+    found = Replays(search.log, search.budget_bytes).estimate()
     return search.limit(found.likely, found.interval, found.calm, estimate=found, method="trace")
 
 
@@ -105,18 +105,20 @@ class _Guide:
     """What the replay says of where to look: the likely size first, the rest while that is being tried."""
 
     def __init__(self, search: Search, log: AllocationLog) -> None:
-        self._search, self._log = search, log
-        self.guess = traced.likely(log, search.budget_bytes)
+        self._search = search
+        self._replays = Replays(log, search.budget_bytes)
+        self.guess = self._replays.likely
         self.estimate: Estimate | None = None
 
-    def ahead(self, sizes: list[int]) -> int:
-        """Begin what may be needed next, and say what is the most that is likely."""
+    def ahead(self, sizes: list[int]) -> int | None:
+        """Begin what may be needed next, and say what is the most that is likely, where that can still change it."""
+        first = self.estimate is None
         if self.estimate is None:
             self._search.begin(sizes)
-            self.estimate = traced.estimate(self._log, self._search.budget_bytes, self.guess)
+            self.estimate = self._replays.estimate()
         calm = self.estimate.calm
         self._search.begin((*sizes, calm) if 0 < calm < self.guess else sizes)
-        return self.estimate.most
+        return None if first and self._search.at_once > 1 else self.estimate.most
 
 
 def _closed(search: Search, guide: _Guide | None) -> Bracket:
@@ -247,4 +249,4 @@ def _remedies(search: Search, found: Bracket) -> tuple[Change, ...]:
 
 
 def _primed_guess(search: Search) -> int | None:
-    return traced.primed(search.log, search.budget_bytes) if search.log else None
+    return Replays(search.log, search.budget_bytes).primed() if search.log else None
