@@ -136,6 +136,21 @@ def test_how_long_a_worker_stays_slow_is_seen_in_its_next_batches() -> None:
     assert fit(probes(*alone, crowd(lambda place: place // 8))).lasting < 0.2
 
 
+def test_the_first_batch_of_a_loop_without_workers_costs_what_it_was_seen_to() -> None:
+    inline, single = run(0, 0.01), run(1, 0.01)
+    slow_s = 0.25
+    late = {name: tuple(value + slow_s for value in getattr(inline, name)) for name in ("got_s", "done_s", "ended_s")}
+    later = {name: tuple(value + slow_s for value in getattr(inline, name)[1:]) for name in ("asked_s", "began_s")}
+    slow = msgspec.structs.replace(inline, **late, **{name: (0.0, *values) for name, values in later.items()})
+    costs = fit(probes(slow, single))
+    assert costs.inline_cold_s.at(4) == pytest.approx(slow_s)
+    assert costs.cold_s.at(4) == pytest.approx(0.0)
+    told = Predictor(probes(slow, single)).predict(Setting(batch_size=4, num_workers=0), 100)
+    usual = Predictor(probes(inline, single)).predict(Setting(batch_size=4, num_workers=0), 100)
+    assert told.first_batch_s - usual.first_batch_s == pytest.approx(slow_s, rel=0.1)
+    assert told.total_s - usual.total_s == pytest.approx(slow_s, rel=0.1)
+
+
 def test_batches_that_malloc_never_keeps_cost_as_the_larger_probe_did() -> None:
     def inline(batch: int, waited_s: float) -> Run:
         made = run(0, 0.001, batch=batch, batches=4)

@@ -37,6 +37,7 @@ def costs(
         by_batch=False,
         inline_item_s=Table((1.0,), (item_s,), True),
         inline_between_s=other,
+        inline_cold_s=other,
         worker_item_s=Table((1.0,), (item_s,), True),
         waiting_share=waiting,
         collate_s=other,
@@ -296,7 +297,8 @@ def test_without_workers_it_is_the_sum_of_its_parts(parts: dict[str, Any], size:
     found = costs(**{**parts, "spread": (1.0,)})
     batches = math.ceil(items / size)
     parts_s = items * found.inline_item_s.at(1) + batches * (found.step.host_s.at(1) + found.inline_between_s.at(1))
-    assert total(found, size, 0, items=items) == pytest.approx(parts_s)
+    assert total(found, size, 0, items=items) == pytest.approx(parts_s + found.inline_cold_s.at(1))
+    assert total(found, size, 0, items=items, epochs=3) == pytest.approx(3 * parts_s + found.inline_cold_s.at(1))
 
 
 @settings(deadline=None, max_examples=60)

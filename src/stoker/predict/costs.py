@@ -91,8 +91,9 @@ class Costs:
     """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
 
     `unevenness` is how much more batches differ than their items say, `lasting` how much of that stays with a worker. A
-    worker's first batch is `first_flight_s` longer on its way than later ones; with pinned memory `first_sends`. Pinned
-    memory is kept and used again: `pin_anew_s` is what a batch costs more that finds none of its size free.
+    worker's first batch takes `cold_s` longer to load, that of a loop without workers `inline_cold_s`; it is
+    `first_flight_s` longer on its way than later ones; with pinned memory `first_sends`. Pinned memory is kept and used
+    again: `pin_anew_s` is what a batch costs more that finds none of its size free.
     """
 
     cores: float
@@ -102,6 +103,7 @@ class Costs:
     by_batch: bool
     inline_item_s: Table
     inline_between_s: Table
+    inline_cold_s: Table
     worker_item_s: Table
     waiting_share: float
     collate_s: Table

@@ -40,7 +40,7 @@ def fit(probes: Probes) -> Costs:
     slowdown, luck = _slowdown(loads, probes.machine.usable_cores)
     waiting = _waiting(single)
     item = _eased(_item_table(single, usual), luck, waiting)
-    collate = table(by_size(moved, lambda run: each(run, run.collate_s)), median)
+    collate = _collate(moved)
     moving = transport(moved, many)
     spread, by_batch = _spread(loads)
     init = [run.began_s[0] - run.start_s for run in many if run.num_workers == 1]
@@ -55,7 +55,8 @@ def fit(probes: Probes) -> Costs:
         worker_item_s=item,
         waiting_share=waiting,
         collate_s=collate,
-        cold_s=_cold([run for run in loads if warm(run)], usual, collate),
+        cold_s=_cold([run for run in loads if run.num_workers and warm(run)], usual, collate),
+        inline_cold_s=_cold([run for run in inline if warm(run)], usual, _collate(inline)),
         gap_s=table(by_size(moved, _gaps), median, flat=True),
         flight_s=moving.flight,
         first_flight_s=moving.first,
@@ -172,21 +173,24 @@ def _waiting(runs: Sequence[Run]) -> float:
     return share if share > _IO_LEAST else 0.0
 
 
+def _collate(runs: Sequence[Run]) -> Table:
+    return table(by_size(runs, lambda run: each(run, run.collate_s)), median)
+
+
 def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table) -> Table:
-    """What a worker's first batch costs more than later ones, for the same items.
+    """What the first batch of a worker, or of a loop without any, costs more than later ones, for the same items.
 
     Later batches of the same run say how fast the machine was just then: it may have been otherwise in other runs.
     """
     mean = fmean(usual.values())
     extra: dict[int, list[float]] = {}
     for run in runs:
-        if run.num_workers:
-            first = begins(run)
-            own = against(run, run.load_s, usual)
-            for place in range(min(run.num_workers, len(run.items))):
-                places = range(first[place], first[place + 1])
-                expected = own * sum(usual.get(each, mean) for each in places) + collate.at(run.items[place])
-                extra.setdefault(run.batch_size, []).append(run.ended_s[place] - run.began_s[place] - expected)
+        first = begins(run)
+        own = against(run, run.load_s, usual)
+        for place in range(min(run.num_workers or 1, len(run.items))):
+            places = range(first[place], first[place + 1])
+            expected = own * sum(usual.get(item, mean) for item in places) + collate.at(run.items[place])
+            extra.setdefault(run.batch_size, []).append(run.ended_s[place] - run.began_s[place] - expected)
     return table(extra, fmean)
 
 

@@ -32,7 +32,7 @@ def simulate(costs: Costs, setting: Setting, load: Load, *, seed: int = 0, cores
     first = _epoch(costs, setting, load, sizes, kept, rng, cores, fresh=True)
     if load.epochs == 1:
         return first
-    used = replace(costs, pin_anew_s=Table())  # what the first epoch pinned is there to be used again
+    used = replace(costs, pin_anew_s=Table(), inline_cold_s=Table())  # what the first epoch took is there already
     later = _epoch(used, setting, load, sizes, kept, rng, cores, fresh=not persists(setting))
     return Seen(
         total_s=first.total_s + (load.epochs - 1) * later.total_s,
@@ -120,9 +120,10 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) 
         loading = costs.inline_item_s.at(size) * size * draw
         if pinned and len(seen.moments_s) < _PINNED_AT_ONCE:
             loading += costs.pin_anew_s.at(size)
-        now += loading
         if not seen.moments_s:
-            seen.first_batch_s = now
+            loading += costs.inline_cold_s.at(size)
+            seen.first_batch_s = loading
+        now += loading
         if not step.asynchronous:
             seen.waited_s += loading
         now += step.host_s.at(size)
