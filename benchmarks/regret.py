@@ -36,7 +36,7 @@ from common import arguments, say, write
 from PIL import Image
 
 from stoker.errors import StokerError
-from stoker.measure.bench import Job, Talk, drive
+from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
 from stoker.measure.keeping import ENVIRONMENT, can_keep_memory
 from stoker.measure.others import disturbed, machine_cpu_s
 from stoker.measure.trial import Named
@@ -169,7 +169,7 @@ def run_case(case: Case, kept: Kept, *, repeats: int, again: int) -> None:
 
 
 def warmed(case: Case, talk: Talk[None]) -> Talk[None]:
-    yield warm_up(case)
+    yield from warm_up(case)
     yield from talk
 
 
@@ -219,10 +219,17 @@ def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
     return seen
 
 
-def warm_up(case: Case) -> Job:
-    """The first run of a process reads files and fills caches: nobody's to pay for."""
+def warm_up(case: Case) -> Talk[None]:
+    """The first run of a process reads files and fills caches, and a GPU's first steps of a size choose their kernels:
+    nobody's to pay for."""
     setting = Setting(batch_size=case.batches[0], num_workers=2)
-    return Job(setting=setting, extent=Extent(batches=-(-case.items // case.batches[0]), warmup=0), nap_s=0.0)
+    yield Job(setting=setting, extent=Extent(batches=-(-case.items // case.batches[0]), warmup=0), nap_s=0.0)
+    for size in case.batches if case.device == "cuda" else ():
+        yield Job(
+            setting=Setting(batch_size=size, num_workers=0),
+            extent=Extent(batches=3, warmup=0, source="memory"),
+            repeats=KEPT_ITEMS,
+        )
 
 
 def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
