@@ -136,6 +136,17 @@ def test_how_long_a_worker_stays_slow_is_seen_in_its_next_batches() -> None:
     assert fit(probes(*alone, crowd(lambda place: place // 8))).lasting < 0.2
 
 
+def test_workers_get_their_first_orders_one_after_another() -> None:
+    """The last worker has just been forked: that it begins late is no matter of the orders."""
+    crowd = run(4, 0.01)
+    began = (0.000, 0.001, 0.002, 0.050, *crowd.began_s[4:])
+    single = msgspec.structs.replace(run(1, 0.01), start_s=0.012)
+    late = msgspec.structs.replace(crowd, began_s=began, start_s=4 * 0.012)
+    costs = fit(probes(single, late))
+    assert costs.hand_s == pytest.approx(0.001)
+    assert costs.fork_s == pytest.approx(0.012 - 2 * 0.001), "handing out two orders to each is part of the start"
+
+
 def test_the_first_batch_of_a_loop_without_workers_costs_what_it_was_seen_to() -> None:
     inline, single = run(0, 0.01), run(1, 0.01)
     slow_s = 0.25

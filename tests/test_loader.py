@@ -52,6 +52,7 @@ def costs(
         pin_anew_s=Table(),
         between_s=other,
         fork_s=overhead_s,
+        hand_s=overhead_s,
         init_s=overhead_s,
         stop_s=(overhead_s, overhead_s),
         slowdown=Table((1.0, max(2.0, cores)), (1.0, slow), True),

@@ -90,6 +90,7 @@ class FirstSends(NamedTuple):
 class Costs:
     """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
 
+    Workers are forked one after another, and then get their first orders so, each `hand_s` after the one before.
     `unevenness` is how much more batches differ than their items say, `lasting` how much of that stays with a worker. A
     worker's first batch takes `cold_s` longer to load, that of a loop without workers `inline_cold_s`; it is
     `first_flight_s` longer on its way than later ones; with pinned memory `first_sends`. Pinned memory is kept and used
@@ -118,6 +119,7 @@ class Costs:
     pin_anew_s: Table
     between_s: Table
     fork_s: float
+    hand_s: float
     init_s: float
     stop_s: tuple[float, float]
     slowdown: Table

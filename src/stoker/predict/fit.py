@@ -44,6 +44,7 @@ def fit(probes: Probes) -> Costs:
     moving = transport(moved, many)
     spread, by_batch = _spread(loads)
     init = [run.began_s[0] - run.start_s for run in many if run.num_workers == 1]
+    hand = _handing(many)
     return Costs(
         cores=probes.machine.usable_cores,
         spread=spread,
@@ -66,7 +67,8 @@ def fit(probes: Probes) -> Costs:
         pin_s=moving.pin,
         pin_anew_s=moving.pin_anew,
         between_s=table(by_size(many or single, _between), median),
-        fork_s=median(run.start_s / run.num_workers for run in many) if many else 0.0,
+        fork_s=_forking(many, hand),
+        hand_s=hand,
         init_s=max(0.0, median(init)) if init else 0.0,
         stop_s=_stop(many),
         slowdown=slowdown,
@@ -192,6 +194,22 @@ def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table) -> Table
             expected = own * sum(usual.get(item, mean) for item in places) + collate.at(run.items[place])
             extra.setdefault(run.batch_size, []).append(run.ended_s[place] - run.began_s[place] - expected)
     return table(extra, fmean)
+
+
+def _handing(runs: Sequence[Run]) -> float:
+    """How much later each worker gets its first order than the one before it; the last one left out, which is new."""
+    steps = [
+        (run.began_s[run.num_workers - 2] - run.began_s[0]) / (run.num_workers - 2)
+        for run in runs
+        if run.num_workers > 2 and len(run.items) >= run.num_workers
+    ]
+    return max(0.0, median(steps)) if steps else 0.0
+
+
+def _forking(runs: Sequence[Run], hand_s: float) -> float:
+    """What one worker more adds to the start, the orders that it gets apart."""
+    found = [run.start_s / run.num_workers - run.prefetch_factor * hand_s for run in runs]
+    return max(0.0, median(found)) if found else 0.0
 
 
 def _stop(runs: Sequence[Run]) -> tuple[float, float]:

@@ -103,10 +103,16 @@ class Loader:
             self._started()
 
     def _started(self) -> None:
-        self._seen.start_s = self._cpu.now
-        for _ in range(self._setting.prefetch_factor * self._setting.num_workers):
-            self._hand_out()
-        self._ask()
+        self._hand_on(self._setting.prefetch_factor * self._setting.num_workers)
+
+    def _hand_on(self, left: int) -> None:
+        """The first orders, one after another."""
+        if not left:
+            self._seen.start_s = self._cpu.now
+            self._ask()
+            return
+        self._hand_out()
+        self._cpu.compute(self._costs.hand_s, lambda: self._hand_on(left - 1))
 
     def _hand_out(self) -> None:
         """One more index list to the next worker in turn; out of order, to the next that has room."""
