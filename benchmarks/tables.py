@@ -246,8 +246,8 @@ def regret(machine: str) -> Callable[[], str]:
     return made
 
 
-def forecast(machine: str) -> Callable[[], str]:
-    """Predicted against measured, beside the noise."""
+def forecast(machine: str, earlier: str | None = None) -> Callable[[], str]:
+    """Predicted against measured, beside the noise; and what was found `earlier`."""
 
     def made() -> str:
         head = ["workload", "cells", "error, median", "p90", "in the interval", "first batch", "noise, median", "p90"]
@@ -257,9 +257,18 @@ def forecast(machine: str) -> Callable[[], str]:
         whole = {name: [value for row in found for value in row[name]] for name in names}
         sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
-        return f"{table(head, lines)}\n\n{_yardstick(found)} {_anew(found)}"
+        return f"{table(head, lines)}\n\n{_yardstick(found)} {_anew(found)}{_before(earlier) if earlier else ''}"
 
     return made
+
+
+def _before(machine: str) -> str:
+    """The sum of a run that was made again."""
+    found = rows(machine, "regret")
+    errors = [value for row in found for value in row["errors"]]
+    lost = ", ".join(_share(row["regret"].get("tune")) for row in found)
+    of = f"{_at(errors, 0.5)} in the median and {_at(errors, 0.9)} at the 90th percentile"
+    return f" An earlier run of {len(found)} workloads, its regret {lost}: {of}."
 
 
 def _anew(found: list[dict[str, Any]]) -> str:
@@ -348,7 +357,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping"),
+    "forecast-h200-keeping": forecast("h200-keeping", earlier="h200-keeping-earlier"),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
