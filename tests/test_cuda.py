@@ -172,3 +172,45 @@ def test_someone_else_on_the_card_is_taken_off() -> None:
     free_bytes = {probe.free_bytes for probe in found.probes}
     assert max(free_bytes) < torch.cuda.get_device_properties(0).total_memory - held.numel()
     assert not any("took" in note for note in found.notes)
+
+
+FILL = """
+import sys, torch
+torch.cuda.init()
+sys.stdin.readline()
+free, _ = torch.cuda.mem_get_info()
+held = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("full", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_someone_who_fills_the_card_during_the_search_is_named() -> None:
+    command = [sys.executable, "-c", FILL, str(int(2.2 * 2**30))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        orders, answers = other.stdin, other.stdout
+        assert orders is not None
+        assert answers is not None
+        said: list[str] = []
+
+        def fill(name: str, data: Any) -> None:
+            if "trying" in str(data) and not said:
+                print("now", file=orders, flush=True)
+                said.append(answers.readline())
+
+        found = stoker.limit(NET, gpu_memory="4GiB", mode="infer", method="doubling", on_event=fill)
+        alone = stoker.limit(NET, gpu_memory="4GiB", mode="infer", method="trace", gpu="h200")
+        print("done", file=orders, flush=True)
+    assert said == ["full\n"]
+    assert found.max_batch < alone.interval[0], "there was less room than was asked for"
+    assert any("another process took" in note for note in found.notes), found.notes
+
+
+def test_tune_keeps_within_the_memory_that_it_is_told() -> None:
+    source = stoker.Named(spec="resnet18", data="tensors", items=256)
+    plan = stoker.tune(source, gpu_memory="1GiB", mode="train", device="cuda", budget_s=10)
+    most = stoker.limit(NET, gpu_memory="1GiB", mode="train").max_batch
+    assert plan.batch_size <= most
+    assert plan.measured is not None
+    assert all(each.setting.batch_size <= most for each in plan.candidates)
+    assert any(each.bound == "device memory" for each in plan.ruled_out), plan.ruled_out
