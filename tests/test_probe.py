@@ -19,7 +19,7 @@ HERE = Path(__file__).parent / "workloads" / "planted.py"
 
 @pytest.fixture(scope="module")
 def probes() -> Probes:
-    return probe(f"{HERE}:planted", batch_sizes=(2, 4, 8), device="cpu", budget_s=6)
+    return probe(f"{HERE}:planted", batch_sizes=(2, 4, 8), device="cpu", budget_s=30)
 
 
 def test_probes_hold_what_predictions_need(probes: Probes) -> None:
