@@ -52,6 +52,8 @@ from stoker.tune.plan import Plan, tune
 FIXED, DEFAULT = (128, 8), (128, 0)
 TRIES = 3
 CLOSE = 0.05
+AGAIN = ("again", "again 2", "again 3")
+RUNS = ("grid", *AGAIN, "judge")
 Cell = tuple[int, int]
 
 
@@ -152,9 +154,9 @@ class Kept:
 # ---------------------------------------------------------------- running
 
 
-def run_case(case: Case, kept: Kept, *, repeats: int, again: int) -> None:
-    """The grid, then tune, then cells of the grid once more and the judging: a machine that gets faster or slower does
-    so for all of them."""
+def run_case(case: Case, kept: Kept, *, repeats: int, again: int, rounds: int) -> None:
+    """The grid, then tune, then cells of the grid again and the judging: a machine that gets faster or slower does so
+    for all of them."""
     source = Named(spec=case.model, data=case.data, items=case.items)
     order = random.Random(1).sample(case.cells, len(case.cells))
     if case.device == "cuda":
@@ -165,7 +167,8 @@ def run_case(case: Case, kept: Kept, *, repeats: int, again: int) -> None:
         wait_for_calm(case)
         tuned(case, source, kept)
     if kept.of(case, "tune") and not kept.out_of_time:
-        drive(source, warmed(case, once_more(case, kept, order[:again], repeats)), mode=case.mode, device=case.device)
+        talk = once_more(case, kept, order[:again], AGAIN[:rounds], repeats)
+        drive(source, warmed(case, talk), mode=case.mode, device=case.device)
 
 
 def warmed(case: Case, talk: Talk[None]) -> Talk[None]:
@@ -173,8 +176,9 @@ def warmed(case: Case, talk: Talk[None]) -> Talk[None]:
     yield from talk
 
 
-def once_more(case: Case, kept: Kept, cells: list[Cell], repeats: int) -> Talk[None]:
-    yield from grid(case, kept, "again", cells)
+def once_more(case: Case, kept: Kept, cells: list[Cell], rounds: tuple[str, ...], repeats: int) -> Talk[None]:
+    for name in rounds:
+        yield from grid(case, kept, name, cells)
     yield from judge(case, kept, repeats)
 
 
@@ -432,7 +436,7 @@ def errors(case: Case, kept: Kept, anew: Probes | None = None) -> Iterator[dict[
         cells = plan["cells"] if anew is None else predictions(case, anew, case.cells)
         told = {(row["batch"], row["workers"]): row for row in cells}
         runs: dict[Cell, list[dict[str, Any]]] = {}
-        for row in kept.of(case, "grid", "again", "judge"):
+        for row in kept.of(case, *RUNS):
             if row["outcome"] == "done":
                 runs.setdefault((row["batch"], row["workers"]), []).append(row)
         for cell in runs.keys() & told.keys():
@@ -453,12 +457,12 @@ def _within(seconds: float, interval: list[float]) -> float:
 def noise(case: Case, kept: Kept) -> list[float]:
     """How far two runs of the same cell lie apart, relative."""
     before = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid")}
-    rows = [row for row in kept.of(case, "again") if (row["batch"], row["workers"]) in before]
+    rows = [row for row in kept.of(case, *AGAIN) if (row["batch"], row["workers"]) in before]
     return [abs(row["total_s"] / before[row["batch"], row["workers"]] - 1) for row in rows]
 
 
 def yardsticks(case: Case, kept: Kept) -> list[float]:
-    rows = kept.of(case, "grid", "again", "judge")
+    rows = kept.of(case, *RUNS)
     return [row["yardstick_ms"] for row in rows if "yardstick_ms" in row]
 
 
@@ -568,6 +572,7 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="the part that needs a GPU")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no new run is begun")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each choice that is judged")
+    parser.add_argument("--rounds", type=int, choices=(1, 2, 3), default=1, help="how often cells are run again")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--table", action="store_true", help="run nothing: the table of what is kept")
     parser.add_argument("--keep-memory", action="store_true", help="in an environment in which malloc keeps memory")
@@ -580,7 +585,8 @@ def main() -> None:
         if options.table or kept.out_of_time:
             break
         say(f"{case.name} ...")
-        run_case(case, kept, repeats=options.repeats, again=len(case.cells) - 2 if options.gpu else 10)
+        again = len(case.cells) - 2 if options.gpu else 10
+        run_case(case, kept, repeats=options.repeats, again=again, rounds=options.rounds)
     rows = summary(GPU if options.gpu else TWO_CORES, kept)
     if options.table:
         rewrite(options.output / "regret.json", rows)
