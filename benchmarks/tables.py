@@ -246,7 +246,7 @@ def regret(machine: str) -> Callable[[], str]:
     return made
 
 
-def forecast(machine: str, earlier: str | None = None) -> Callable[[], str]:
+def forecast(machine: str, *earlier: str) -> Callable[[], str]:
     """Predicted against measured, beside the noise; and what was found `earlier`."""
 
     def made() -> str:
@@ -257,7 +257,7 @@ def forecast(machine: str, earlier: str | None = None) -> Callable[[], str]:
         whole = {name: [value for row in found for value in row[name]] for name in names}
         sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
-        return f"{table(head, lines)}\n\n{_yardstick(found)} {_anew(found)}{_before(earlier) if earlier else ''}"
+        return f"{table(head, lines)}\n\n{' '.join((_yardstick(found), _anew(found), *map(_before, earlier)))}"
 
     return made
 
@@ -268,7 +268,7 @@ def _before(machine: str) -> str:
     errors = [value for row in found for value in row["errors"]]
     lost = ", ".join(_share(row["regret"].get("tune")) for row in found)
     of = f"{_at(errors, 0.5)} in the median and {_at(errors, 0.9)} at the 90th percentile"
-    return f" An earlier run of {len(found)} workloads, its regret {lost}: {of}."
+    return f"An earlier run of {len(found)} workloads, its regret {lost}: {of}."
 
 
 def _anew(found: list[dict[str, Any]]) -> str:
@@ -353,11 +353,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decode": decode,
     "a5000": a5000,
     "regret-two-cores": regret("two-cores"),
-    "forecast-two-cores": forecast("two-cores"),
+    "forecast-two-cores": forecast("two-cores", "two-cores-1", "two-cores-2"),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping", earlier="h200-keeping-earlier"),
+    "forecast-h200-keeping": forecast("h200-keeping", "h200-keeping-1"),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
