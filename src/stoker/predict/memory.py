@@ -1,6 +1,7 @@
 """Memory at any batch size: a log of one step, replayed through the model of the allocator."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import numpy as np
 
@@ -156,13 +157,7 @@ def sturdy(fits: Callable[[int], bool], *, near: int = 0) -> int:
     Fragmentation makes the edge ragged: beyond the first size that fails some fit, and one that does by luck is no
     answer.
     """
-    known: dict[int, bool] = {}
-
-    def seen(size: int) -> bool:
-        if size not in known:
-            known[size] = fits(size)
-        return known[size]
-
+    seen = cache(fits)
     edge = largest(seen, near=near)
     size = round(edge * (1 + _RAGGED))
     while size > edge * (1 - _RAGGED):

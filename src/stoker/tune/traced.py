@@ -1,7 +1,7 @@
 """The largest batch without running one: a step is logged on a fake device, and replayed at any size."""
 
 import traceback
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from stoker.errors import InputError, StokerError
@@ -60,7 +60,7 @@ class Replays:
     def __init__(self, log: AllocationLog, budget_bytes: int) -> None:
         self._log, self._budget_bytes = log, budget_bytes
         self._bound = most_alive(log, budget_bytes)
-        self._seen: dict[tuple[int, bool], Replay] = {}
+        self._at = cache(self._replayed)
 
     @cached_property
     def likely(self) -> int:
@@ -99,11 +99,8 @@ class Replays:
         """Whether it fits without the allocator ever having to return its cache and try again."""
         return self._fits(batch_size) and not self._at(batch_size, True).retries
 
-    def _at(self, batch_size: int, scratch: bool) -> Replay:
-        key = batch_size, scratch
-        if key not in self._seen:
-            self._seen[key] = replay(self._log, batch_size, self._budget_bytes, scratch=scratch)
-        return self._seen[key]
+    def _replayed(self, batch_size: int, scratch: bool) -> Replay:
+        return replay(self._log, batch_size, self._budget_bytes, scratch=scratch)
 
 
 def _interval(most: int, without: int) -> tuple[int, int]:
