@@ -1,5 +1,6 @@
 """Many trials in one child: what one leaves to the next, and what becomes of the rest when one breaks."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,52 @@ def test_the_process_itself_may_die_and_the_rest_go_on() -> None:
     assert [trial.outcome for trial in found] == ["crashed", "done"]
     assert found[0].problem is not None
     assert "SIGKILL" in found[0].problem.sentence
+
+
+def test_a_child_that_cannot_open_the_data_again_costs_one_trial_and_shifts_none(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+
+    def data() -> Any:
+        with opened.open("a") as file:
+            file.write("x")
+        if opened.read_text() == "xx":
+            raise OSError("the share is away")
+        return [torch.zeros(8)] * 512
+
+    settings = [Setting(batch_size=size) for size in (2, 4, 8, 16)]
+
+    def talk() -> Talk[list[Trial]]:
+        found: list[Trial] = []
+        for number, setting in enumerate(settings):
+            found.append((yield Job(setting=setting, extent=FEW, fresh=number == 1)))
+        return found
+
+    found = drive(stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data), talk(), device="cpu")
+    assert [trial.outcome for trial in found] == ["done", "failed", "done", "done"]
+    assert [trial.setting.batch_size for trial in found] == [2, 4, 8, 16]
+    assert found[1].problem is not None
+    assert "the share is away" in found[1].problem.sentence
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_child_that_dies_between_two_jobs_costs_none_of_them(fresh: bool) -> None:
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(8)
+
+        def __del__(self) -> None:
+            os.abort()
+
+    def talk() -> Talk[list[str]]:
+        first = yield Job(setting=Setting(batch_size=2), extent=FEW)
+        second = yield Job(setting=Setting(batch_size=4), extent=FEW, fresh=fresh)
+        return [first.outcome, second.outcome]
+
+    workload = stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Data)
+    assert drive(workload, talk(), device="cpu") == ["done", "done"]
 
 
 def test_a_hang_is_ended_and_the_rest_go_on() -> None:

@@ -8,6 +8,7 @@ The caller writes a generator that yields a `Job` and is sent its `Trial`, so th
 before it: `trial = yield Job(setting=..., extent=...)`. What the generator returns is the answer.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -78,13 +79,11 @@ def drive(
 def _child(source: Workload | Named, session: "_Session[R]", mode: Mode | None, device: str, stall_s: float) -> None:
     """One child, for as many jobs as it survives."""
     kills = out_of_memory_kills()
-    session.has_child = True
-    session.hand_over()
+    session.begin_child()
     ended = isolate.run(
         _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=stall_s, on_event=session.event
     )
-    session.has_child = False
-    if ended.how == "returned":
+    if ended.how == "returned" or session.ended_between_jobs:
         return
     if ended.failure is not None and ended.failure.kind:
         isolate.value(ended)
@@ -98,16 +97,36 @@ class _Session(Generic[R]):
     def __init__(self, talk: Talk[R], path: Path, subject: Subject, on_event: OnEvent | None) -> None:
         self._talk, self.path, self._subject, self._on_event = talk, path, subject, on_event
         os.mkfifo(path)
-        self._pipe = os.open(path, os.O_RDWR)  # both ends: what is written waits for a child to read it
+        # Both ends, so that what is written waits for a child to read it; never waiting ourselves.
+        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self.job: Job | None = None
-        self.has_child = False
-        self._is_held = False
+        self._has_run = self._is_at_one = False
         self._answer: R | None = None
-        self._send(None)
+        self._next(None)
+
+    def begin_child(self) -> None:
+        """Give the job that is due to a child that is about to begin; what another has left unread is not for it."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._pipe, 1 << 16):
+                pass
+        self._has_run = self._is_at_one = False
+        self._write(self.job)
+
+    @property
+    def ended_between_jobs(self) -> bool:
+        """Whether the child was at none when it went: not one job is to blame, and the next child gets what is due."""
+        return self._has_run and not self._is_at_one
 
     def event(self, name: str, data: Any) -> None:
+        if name == "job":
+            self._is_at_one = True
+            return
         if name == "trial":
-            self._send(msgspec.convert(data, Trial))
+            self._has_run, self._is_at_one = True, False
+            trial = msgspec.convert(data, Trial)
+            self._next(trial)
+            if trial.outcome == "done":  # else it ends of itself; a fresh job waits for the next child
+                self._write(None if self.job is None or self.job.fresh else self.job)
             return
         if name == "subject":
             self._subject = msgspec.convert(data, Subject)
@@ -118,7 +137,7 @@ class _Session(Generic[R]):
         """The child is gone; so is the trial it was at."""
         assert self.job is not None
         setting, extent = self.job.setting, self.job.extent
-        self._send(Trial(outcome=outcome, workload=self._subject, setting=setting, extent=extent, problem=problem))
+        self._next(Trial(outcome=outcome, workload=self._subject, setting=setting, extent=extent, problem=problem))
 
     def answer(self) -> R:
         return cast(R, self._answer)
@@ -127,21 +146,11 @@ class _Session(Generic[R]):
         self._talk.close()
         os.close(self._pipe)
 
-    def _send(self, trial: Trial | None) -> None:
+    def _next(self, trial: Trial | None) -> None:
         try:
             self.job = next(self._talk) if trial is None else self._talk.send(trial)
         except StopIteration as end:
             self.job, self._answer = None, end.value
-        # A fresh job waits for the next child; this one is told that there are no more, unless it ends of itself.
-        goes_on = self.has_child and trial is not None and trial.outcome == "done"
-        self._is_held = goes_on and self.job is not None and self.job.fresh
-        self._write(None if self._is_held else self.job)
-
-    def hand_over(self) -> None:
-        """Give a job that waited to the child that is about to begin."""
-        if self._is_held:
-            self._is_held = False
-            self._write(self.job)
 
     def _write(self, job: Job | None) -> None:
         os.write(self._pipe, encode(job) + b"\n")
@@ -171,6 +180,7 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
             job = msgspec.json.decode(jobs.readline(), type=Job | None)
             if job is None:
                 return True
+            emit("job", None)
             run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
             outcome = _forked(run) if bench.can_fork(job.nap_s) else run()
             if outcome != "done":
