@@ -83,10 +83,10 @@ def test_any_other_error_keeps_its_traceback() -> None:
         isolate.value(ended)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGBUS])
-def test_a_death_by_signal_is_named_and_the_next_call_works(number: int) -> None:
+@pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (7, "SIGBUS"), (40, "signal 40")])
+def test_a_death_by_signal_is_named_and_the_next_call_works(number: int, name: str) -> None:
     ended = isolate.run(die, (number,), kind=int)
-    assert (ended.how, ended.signal) == ("killed", signal.Signals(number).name)
+    assert (ended.how, ended.signal) == ("killed", name)
     assert "last words" in ended.output
     assert isolate.value(isolate.run(double, (2,), kind=int)) == 4
 
@@ -130,6 +130,21 @@ def has_imported(name: str, emit: isolate.Emit) -> bool:
     return name in sys.modules
 
 
+def test_names_that_are_no_text_go_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    monkeypatch.chdir(os.fsdecode(folder))
+    monkeypatch.setenv("STOKER_TEST_WORD", os.fsdecode(b"caf\xe9"))
+    seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
+    assert seen == {"folder": f"{tmp_path}/caf?", "word": "caf?"}
+    with pytest.raises(InputError, match=r"no such file: caf\?"):
+        isolate.value(isolate.run(refuse_a_file, (), kind=int))
+
+
+def refuse_a_file(emit: isolate.Emit) -> int:
+    raise InputError(f"no such file: {os.fsdecode(b'caf' + bytes([0xE9]))}")
+
+
 @pytest.mark.parametrize("imported", [True, False])
 def test_a_library_of_models_is_imported_once_where_the_caller_has_it(
     imported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -152,12 +167,58 @@ def test_what_cannot_be_sent_says_what_to_give_instead() -> None:
         isolate.run(double, (threading.Lock(),), kind=int)
 
 
-def test_a_killed_server_is_an_error_and_then_replaced() -> None:
+def test_a_killed_server_is_replaced() -> None:
     server = isolate.server()
     server.wait_ready()
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
     assert isolate.value(isolate.run(double, (5,), kind=int)) == 10
+
+
+def test_a_server_that_is_killed_while_it_is_given_a_call_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = isolate.server()
+    server.wait_ready()
+    real = isolate._payload
+
+    def kill(*arguments: Any) -> bytes:
+        os.kill(server._process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)
+        return real(*arguments)
+
+    monkeypatch.setattr(isolate, "_payload", kill)
+    with pytest.raises(MachineError, match="ended from outside"):
+        isolate.run(double, (5,), kind=int)
+    monkeypatch.undo()
+    assert isolate.value(isolate.run(double, (5,), kind=int)) == 10
+
+
+def test_an_interrupt_while_a_call_is_sent_leaves_the_next_one_as_it_was() -> None:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    server = isolate.server()
+    server.wait_ready()
+    os.kill(server._process.pid, signal.SIGSTOP)  # it takes nothing more, so the call below is half sent
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            isolate.run(length, (bytes(2**24),), kind=int)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert isolate.value(isolate.run(length, (bytes(2**24),), kind=int)) == 2**24
+
+
+def length(data: bytes, emit: isolate.Emit) -> int:
+    return len(data)
+
+
+def test_a_call_that_cannot_be_sent_leaves_no_file_open() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(InputError):
+            isolate.run(double, (threading.Lock(),), kind=int)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
@@ -171,7 +232,8 @@ def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
 
         isolate.run(hang_with_a_child, (), kind=int, on_event=write_down)
         os._exit(0)
-    while not (note.exists() and note.read_text()):
+    deadline = time.monotonic() + 60
+    while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.kill(caller, signal.SIGKILL)
     os.waitpid(caller, 0)

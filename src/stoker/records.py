@@ -326,7 +326,19 @@ T = TypeVar("T")
 
 
 def encode(record: Any) -> bytes:
-    return msgspec.json.encode(record)
+    """As JSON. A file's name may be no text that JSON can hold: a question mark stands for what it cannot."""
+    try:
+        return msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_as_text(msgspec.to_builtins(record)))
+
+
+def _as_text(data: Any) -> Any:
+    if isinstance(data, str):
+        return data.encode(errors="replace").decode()
+    if isinstance(data, dict):
+        return {_as_text(name): _as_text(value) for name, value in data.items()}
+    return [_as_text(each) for each in data] if isinstance(data, list | tuple) else data
 
 
 def decode(data: bytes, kind: type[T]) -> T:

@@ -26,7 +26,7 @@ from stoker.machine.host import out_of_memory_kills
 from stoker.measure import isolate
 from stoker.measure.forked import Forked
 from stoker.measure.others import Others
-from stoker.measure.trial import Named, OnEvent, calmly, first_guess, judge, opened
+from stoker.measure.trial import STALL_S, Named, OnEvent, calmly, first_guess, judge, opened
 from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, encode
 from stoker.units import format_seconds
 from stoker.workload.definition import Workload
@@ -64,38 +64,38 @@ def drive(
     stall_s: float = 60.0,
     on_event: OnEvent | None = None,
 ) -> R:
-    """Run the generator's jobs as it yields them. A child that says nothing for `stall_s` is ended."""
+    """Run the generator's jobs as it yields them. A child that says nothing for `stall_s` at one of them is ended."""
     source = Named(spec=source) if isinstance(source, str) else source
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        session = _Session(talk, Path(folder) / "jobs", first_guess(source, mode, device), on_event)
+        session = _Session(talk, Path(folder) / "jobs", first_guess(source, mode, device), stall_s, on_event)
         try:
             while session.job is not None:
-                _child(source, session, mode, device, stall_s)
+                _child(source, session, mode, device)
             return session.answer()
         finally:
             session.close()
 
 
-def _child(source: Workload | Named, session: "_Session[R]", mode: Mode | None, device: str, stall_s: float) -> None:
+def _child(source: Workload | Named, session: "_Session[R]", mode: Mode | None, device: str) -> None:
     """One child, for as many jobs as it survives."""
     kills = out_of_memory_kills()
     session.begin_child()
     ended = isolate.run(
-        _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=stall_s, on_event=session.event
+        _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=session.patience_s, on_event=session.event
     )
     if ended.how == "returned" or session.ended_between_jobs:
         return
     if ended.failure is not None and ended.failure.kind:
         isolate.value(ended)
-    outcome, problem = judge(ended, None, out_of_memory_kills() > kills, stall_s=stall_s)
+    outcome, problem = judge(ended, None, out_of_memory_kills() > kills, stall_s=session.patience_s())
     session.failed(outcome, problem)
 
 
 class _Session(Generic[R]):
     """The caller's side: hands out jobs through a named pipe and gives each trial to the generator."""
 
-    def __init__(self, talk: Talk[R], path: Path, subject: Subject, on_event: OnEvent | None) -> None:
-        self._talk, self.path, self._subject, self._on_event = talk, path, subject, on_event
+    def __init__(self, talk: Talk[R], path: Path, subject: Subject, stall_s: float, on_event: OnEvent | None) -> None:
+        self._talk, self.path, self._subject, self._stall_s, self._on_event = talk, path, subject, stall_s, on_event
         os.mkfifo(path)
         # Both ends, so that what is written waits for a child to read it; never waiting ourselves.
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -111,6 +111,10 @@ class _Session(Generic[R]):
                 pass
         self._has_run = self._is_at_one = False
         self._write(self.job)
+
+    def patience_s(self) -> float:
+        """How long the child may say nothing: opening a large set takes its time."""
+        return self._stall_s if self._is_at_one else max(self._stall_s, STALL_S)
 
     @property
     def ended_between_jobs(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.measure import outcomes
 from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
+from stoker.records import encode
 
 T = TypeVar("T")
 _PART_BYTES = 1 << 16
@@ -44,7 +45,7 @@ class Forked(Generic[T]):
         _, status = os.waitpid(self._pid, 0)
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         data = b"".join(parts)
-        if len(data) < FRAME.size:
+        if len(data) < FRAME.size or len(data) < FRAME.size + FRAME.unpack_from(data)[1]:
             name = outcomes.signal_name(self.signal) if self.signal is not None else "no signal"
             return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
         tag, _ = FRAME.unpack_from(data)
@@ -56,10 +57,10 @@ class Forked(Generic[T]):
 
 def _be_child(function: Callable[[], Any], write: int) -> None:
     try:
-        write_frame(write, RESULT, msgspec.json.encode(function()))
+        write_frame(write, RESULT, encode(function()))
     except BaseException as error:
         kind = type(error).__name__ if isinstance(error, StokerError) else ""
         failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=outcomes.trace_of(error))
-        write_frame(write, ERROR, msgspec.json.encode(failure))
+        write_frame(write, ERROR, encode(failure))
     finally:
         os._exit(0)

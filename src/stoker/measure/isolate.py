@@ -25,6 +25,7 @@ import psutil
 
 from stoker import errors
 from stoker.errors import InputError, MachineError, StokerError
+from stoker.measure import outcomes
 from stoker.measure.server import (
     ERROR,
     EVENT,
@@ -79,7 +80,7 @@ class Server:
             )
         self._socket = ours
         self._owner = os.getpid()
-        self._ready = False
+        self._ready = self._is_closed = False
 
     @property
     def alive(self) -> bool:
@@ -98,15 +99,26 @@ class Server:
     def run(self, payload: bytes, job: "_Job[T]") -> Ended[T]:
         with self._lock:
             self.wait_ready()
+            pid = self._hand_over(payload, job)
+            return job.follow(pid, self._socket)
+
+    def _hand_over(self, payload: bytes, job: "_Job[T]") -> int:
+        """The pid of the child that has the call. A server that was interrupted meanwhile is of no more use."""
+        try:
             socket.send_fds(self._socket, [HEADER.pack(len(payload))], job.files)
             self._socket.sendall(payload)
             job.close_childs_end()
-            pid, _ = STATUS.unpack(receive(self._socket, STATUS.size))
-            return job.follow(pid, self._socket)
+            return _read_status(self._socket)[0]
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _ended_outside() from None
+            raise
 
     def close(self) -> None:
         self._socket.close()
-        if self._owner == os.getpid():
+        if self._owner == os.getpid() and not self._is_closed:
+            self._is_closed = True
             self._process.kill()
             self._process.communicate()
 
@@ -119,14 +131,15 @@ class _Job(Generic[T]):
         kind: type[T],
         *,
         timeout_s: float | None,
-        stall_s: float | None,
+        stall_s: float | Callable[[], float] | None,
         on_event: Emit | None,
         on_start: Callable[[int], None] | None,
     ) -> None:
         self._kind = kind
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._on_event, self._on_start = on_event, on_start
-        self._read, self._write = os.pipe()
+        self._read, write = os.pipe()
+        self._write: int | None = write
         os.set_blocking(self._read, False)
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -136,12 +149,16 @@ class _Job(Generic[T]):
 
     @property
     def files(self) -> list[int]:
+        assert self._write is not None
         return [self._write, self._output.fileno(), self._stacks.fileno()]
 
     def close_childs_end(self) -> None:
-        os.close(self._write)
+        if self._write is not None:
+            os.close(self._write)
+            self._write = None
 
     def close(self) -> None:
+        self.close_childs_end()
         os.close(self._read)
         self._output.close()
         self._stacks.close()
@@ -162,12 +179,12 @@ class _Job(Generic[T]):
                     if self._read in ready and not self._drain():
                         selector.unregister(self._read)
                     if sock in ready:
-                        status = _read_status(sock)
+                        _, status = _read_status(sock)
                     elif self._patience(began) == 0:
                         timed_out = True
                         self._ask_for_stacks(pid)
                         kill_group(pid)
-                        status = _read_status(sock)
+                        _, status = _read_status(sock)
         finally:
             kill_group(pid)
             if status is None:
@@ -179,7 +196,7 @@ class _Job(Generic[T]):
         """Seconds until time is up, or None where nothing limits it."""
         ends = [began + self._timeout_s] if self._timeout_s is not None else []
         if self._stall_s is not None:
-            ends.append(self._heard + self._stall_s)
+            ends.append(self._heard + (self._stall_s() if callable(self._stall_s) else self._stall_s))
         return max(0.0, min(ends) - monotonic()) if ends else None
 
     def _drain(self) -> bool:
@@ -223,7 +240,7 @@ class _Job(Generic[T]):
                     break
 
     def _ended(self, status: int, timed_out: bool, seconds: float) -> Ended[T]:
-        killed = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else None
+        killed = outcomes.signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
         how: Literal["returned", "raised", "killed", "timed_out"]
         if timed_out:
             how = "timed_out"
@@ -250,11 +267,17 @@ def _family(pid: int) -> list[int]:
         return [pid]
 
 
-def _read_status(sock: socket.socket) -> int:
+def _read_status(sock: socket.socket) -> tuple[int, int]:
+    """A child's pid, and its wait status where it has ended."""
     answer = receive(sock, STATUS.size)
     if len(answer) < STATUS.size:
-        raise MachineError("the process that runs trials was ended from outside")
-    return int(STATUS.unpack(answer)[1])
+        raise _ended_outside()
+    pid, status = STATUS.unpack(answer)
+    return pid, status
+
+
+def _ended_outside() -> MachineError:
+    return MachineError("the process that runs trials was ended from outside")
 
 
 def _tail(file: IO[bytes], limit: int = _OUTPUT_TAIL_BYTES) -> str:
@@ -288,13 +311,14 @@ def run(
     *,
     kind: type[T],
     timeout_s: float | None = None,
-    stall_s: float | None = None,
+    stall_s: float | Callable[[], float] | None = None,
     on_event: Emit | None = None,
     on_start: Callable[[int], None] | None = None,
 ) -> Ended[T]:
     """Call `function(*arguments, emit)` in a child and follow it to its end.
 
-    `timeout_s` bounds the whole call, `stall_s` the time without any event; `on_start` gets the child's pid.
+    `timeout_s` bounds the whole call, `stall_s` the time without any event, and may be asked for anew each time;
+    `on_start` gets the child's pid.
     """
     job = _Job(kind, timeout_s=timeout_s, stall_s=stall_s, on_event=on_event, on_start=on_start)
     try:
@@ -327,5 +351,6 @@ def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
             f"this workload cannot be sent to a process of its own ({error}); "
             "give functions that make the model and the dataset instead of the objects"
         ) from None
-    call = Call(function=pickled, path=list(sys.path), folder=str(Path.cwd()), environ=dict(os.environ))
-    return msgspec.msgpack.encode(call)
+    path = [os.fsencode(entry) for entry in sys.path]
+    call = msgspec.msgpack.encode(Call(path=path, folder=os.getcwdb(), environ=list(os.environb.items())))
+    return HEADER.pack(len(call)) + call + pickled

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from stoker.measure import spy
+from stoker.measure import outcomes, spy
 from stoker.measure.account import Epoch, Step
 from stoker.measure.clock import Clock
 from stoker.measure.feed import Feed
@@ -87,4 +87,4 @@ def _name_signals(error: Exception, batches: Any) -> None:
         if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
             worker.join(0.5)
         if worker.exitcode is not None and worker.exitcode < 0:
-            error.add_note(f"Stoker: worker ended by {signal.Signals(-worker.exitcode).name}.")
+            error.add_note(f"Stoker: worker ended by {outcomes.signal_name(-worker.exitcode)}.")

@@ -60,7 +60,11 @@ def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
 
 
 def signal_name(number: int) -> str:
-    return signal.Signals(number).name
+    """As people know it; the real-time ones between the first and the last have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def trace_of(error: BaseException) -> str:

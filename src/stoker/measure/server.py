@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.records import encode
 
 HEADER = struct.Struct("!Q")
 STATUS = struct.Struct("!qq")
@@ -36,12 +37,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Call(msgspec.Struct):
-    """What a child runs, and the surroundings it expects. `function` is a pickled (callable, arguments)."""
+    """The surroundings that a call expects; names of files and variables as bytes, which need not be any text.
 
-    function: bytes
-    path: list[str]
-    folder: str
-    environ: dict[str, str]
+    It is sent behind its length, and a pickled (callable, arguments) behind it: that may be larger than a message.
+    """
+
+    path: list[bytes]
+    folder: bytes
+    environ: list[tuple[bytes, bytes]]
 
 
 class Failure(msgspec.Struct):
@@ -82,7 +85,10 @@ def serve(sock: socket.socket) -> None:
         header, fds, _, _ = socket.recv_fds(sock, HEADER.size, 3)
         if len(header) < HEADER.size:
             return
-        payload = receive(sock, HEADER.unpack(header)[0])
+        size = HEADER.unpack(header)[0]
+        payload = receive(sock, size)
+        if len(payload) < size:
+            return
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -132,15 +138,15 @@ def run_child(payload: bytes, events: int, output: int, stacks: int) -> None:
     os.dup2(output, 2)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
-        result = _call(payload, lambda name, data: write_frame(events, EVENT, msgspec.json.encode([name, data])))
-        write_frame(events, RESULT, msgspec.json.encode(result))
+        result = _call(payload, lambda name, data: write_frame(events, EVENT, encode([name, data])))
+        write_frame(events, RESULT, encode(result))
     except BaseException as error:
         failure = Failure(
             kind=type(error).__name__ if isinstance(error, StokerError) else "",
             sentence=str(error) or type(error).__name__,
             trace=traceback.format_exc(),
         )
-        write_frame(events, ERROR, msgspec.json.encode(failure))
+        write_frame(events, ERROR, encode(failure))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -148,12 +154,13 @@ def run_child(payload: bytes, events: int, output: int, stacks: int) -> None:
 
 
 def _call(payload: bytes, emit: Callable[[str, Any], None]) -> Any:
-    call = msgspec.msgpack.decode(payload, type=Call)
-    os.environ.clear()
-    os.environ.update(call.environ)
+    ends = HEADER.size + HEADER.unpack_from(payload)[0]
+    call = msgspec.msgpack.decode(payload[HEADER.size : ends], type=Call)
+    os.environb.clear()
+    os.environb.update(call.environ)
     os.chdir(call.folder)
-    sys.path[:] = call.path
-    function, arguments = pickle.loads(call.function)  # written by `isolate` a moment ago, over a private socket
+    sys.path[:] = map(os.fsdecode, call.path)
+    function, arguments = pickle.loads(memoryview(payload)[ends:])  # written by `isolate`, over a private socket
     return function(*arguments, emit)
 
 
