@@ -131,9 +131,9 @@ def has_imported(name: str, emit: isolate.Emit) -> bool:
 
 
 def test_names_that_are_no_text_go_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = os.fsencode(tmp_path) + b"/caf\xe9"
-    os.mkdir(folder)
-    monkeypatch.chdir(os.fsdecode(folder))
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("STOKER_TEST_WORD", os.fsdecode(b"caf\xe9"))
     seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
     assert seen == {"folder": f"{tmp_path}/caf?", "word": "caf?"}
@@ -214,11 +214,11 @@ def length(data: bytes, emit: isolate.Emit) -> int:
 
 
 def test_a_call_that_cannot_be_sent_leaves_no_file_open() -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         with pytest.raises(InputError):
             isolate.run(double, (threading.Lock(),), kind=int)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Bytes and seconds, read from what people write and written as people read them."""
 
+import math
 import re
 
 from stoker.errors import InputError
@@ -37,7 +38,10 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], *, default: str,
     factor = units.get(unit.lower() or default)
     if factor is None:
         raise InputError(f"{text!r} has the unknown unit {unit!r}; known: {', '.join(units)}")
-    return float(number) * factor
+    value = float(number) * factor
+    if not math.isfinite(value):
+        raise InputError(f"{what} of {number[:12]}… {unit} is larger than any")
+    return value
 
 
 def format_bytes(count: float) -> str:

@@ -57,7 +57,7 @@ def limit(
     from stoker.tune.compare import compare as side_by_side
     from stoker.tune.limit import limit as find
 
-    source = Named(spec=workload, data=data or (None if ":" in workload else "device"))
+    source = Named(spec=workload, data=data or (None if ":" in workload or workload.endswith(".py") else "device"))
     options: dict[str, Any] = {
         "gpu_memory": gpu_memory,
         "mode": mode,

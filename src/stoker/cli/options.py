@@ -32,10 +32,12 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progre
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON document to this file too.", show_default=False)]
 
 
-def writable(save: Path | None) -> None:
+def writable(save: Path | None, option: str = "--save") -> None:
     """Find out before the run, not after it, that its result cannot be kept."""
     if save is not None and str(save).startswith("-"):
-        raise InputError(f"--save needs a file to write to, got {save}")
+        raise InputError(f"{option} needs a file to write to, got {save}")
+    if save is not None and save.is_dir():
+        raise InputError(f"{option} needs a file to write to, and {save} is a folder")
     if save is not None and not (save.parent.is_dir() and os.access(save.parent, os.W_OK)):
         raise InputError(f"cannot write {save}: {save.parent} is not a folder that can be written to")
 

@@ -18,7 +18,7 @@ from stoker.cli.options import (
     print_json,
     writable,
 )
-from stoker.errors import InputError, Interrupted
+from stoker.errors import InputError, Interrupted, StokerError
 
 
 @app.command()
@@ -43,7 +43,7 @@ def probe(
     from stoker.tune.probe import probe as measure
     from stoker.units import parse_seconds
 
-    writable(output)
+    writable(output, "--output")
     with Show(quiet=quiet) as progress:
         found = measure(
             Named(spec=workload, data=data, items=items),
@@ -91,7 +91,7 @@ def predict(
 
     found = read(_bytes_of(probes))
     predictor = Predictor(found, cores=cores, faster_stages=parse_faster(faster or []))
-    count = items or items_of(found)
+    count = items_of(found) if items is None else items
     if grid:
         cells = landscape(predictor, found, count, epochs=epochs)
         print_json(cells) if json else show(predictions.grid_view(cells, found))
@@ -148,7 +148,7 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
-    seen: dict[str, Any] = {"interrupted": True, "runs": [], "probes": None, "trials": []}
+    seen: dict[str, Any] = {"interrupted": False, "runs": [], "probes": None, "trials": []}
     with Show(quiet=quiet) as progress:
 
         def event(name: str, data: Any) -> None:
@@ -180,7 +180,8 @@ def tune(
                 planner=planner,
                 on_event=event,
             )
-        except Interrupted:
+        except StokerError as error:
+            seen["interrupted"] = isinstance(error, Interrupted)
             if save is not None and (seen["runs"] or seen["trials"]):
                 documents.save(seen, save)
             raise
@@ -193,7 +194,7 @@ def tune(
 def _numbers(text: str) -> list[int]:
     """`8,32,128`."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) for part in parts):
+    if not all(part.isdecimal() and int(part) for part in parts):
         raise InputError(f"{text!r} is no list of batch sizes; write it like 8,32,128")
     return [int(part) for part in parts]
 

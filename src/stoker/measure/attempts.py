@@ -9,8 +9,7 @@ from typing import Any, TypedDict, Unpack
 import msgspec
 import torch
 
-from stoker.errors import StokerError
-from stoker.measure import outcomes
+from stoker.measure import isolate, outcomes
 from stoker.measure.clock import Nap, parse_device
 from stoker.measure.fake_cuda import LazyBuild
 from stoker.measure.forked import Forked
@@ -170,7 +169,7 @@ class Attempt:
         seconds = perf_counter() - self._began
         if isinstance(result, Failure):
             if result.kind:
-                raise StokerError(result.sentence)
+                raise isolate.error_of(result)
             problem = Problem(sentence=result.sentence, detail=result.trace or None)
             return Probe(batch_size=self._batch_size, outcome="crashed", seconds=seconds, problem=problem)
         return msgspec.structs.replace(result, batch_size=self._batch_size, seconds=seconds)

@@ -6,6 +6,7 @@ processes that live for one trial; a call inside a marked stage or a transform i
 
 import functools
 import importlib
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -89,7 +90,10 @@ def _timed_load(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_whole(file: Any) -> None:
-    """Bring a file's pages in, so that what follows is decoding alone; its position stays."""
+    """Bring a file's pages in, so that what follows is decoding alone; its position stays. Part of another file, as of
+    an archive, is left alone: it would be the archive that is read."""
+    if not isinstance(file, io.FileIO | io.BufferedReader | io.BufferedRandom):
+        return
     try:
         descriptor, offset = file.fileno(), 0
         while count := os.preadv(descriptor, [_scratch], offset):

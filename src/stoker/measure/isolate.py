@@ -352,5 +352,5 @@ def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
             "give functions that make the model and the dataset instead of the objects"
         ) from None
     path = [os.fsencode(entry) for entry in sys.path]
-    call = msgspec.msgpack.encode(Call(path=path, folder=os.getcwdb(), environ=list(os.environb.items())))
-    return HEADER.pack(len(call)) + call + pickled
+    call = msgspec.msgpack.encode(Call(path=path, folder=os.fsencode(Path.cwd()), environ=list(os.environb.items())))
+    return b"".join((HEADER.pack(len(call)), call, pickled))

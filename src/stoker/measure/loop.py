@@ -1,6 +1,5 @@
 """The loop itself: asks for a batch, steps, and keeps every moment; nothing is computed until it is over."""
 
-import signal
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any

@@ -68,7 +68,7 @@ class Opened:
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
         if pinned and self._ran:
-            _forget_pinned()
+            _forget_pinned(self.device)
         self._ran = True
         with _quiet_loader():
             spy.install()
@@ -203,11 +203,12 @@ def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
     return setting.pin_memory and torch.cuda.is_available()
 
 
-def _forget_pinned() -> None:
+def _forget_pinned(device: torch.device | Nap) -> None:
     """Give back the pinned memory that torch keeps for later: a run starts as in a process of its own."""
     forget = getattr(torch._C, "_host_emptyCache", None)
     if forget is not None:
-        torch.cuda.synchronize()
+        if isinstance(device, torch.device) and device.type == "cuda":
+            torch.cuda.synchronize(device)
         forget()
 
 

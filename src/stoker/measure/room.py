@@ -67,7 +67,9 @@ class HostMemory:
         self._before = _status("VmRSS")
         budget = self.free_bytes if budget_bytes is None else budget_bytes
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + budget, hard))
+        most = _status("VmData") + budget
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
     def settle(self) -> None:
         """Nothing is under way when the host gets here."""

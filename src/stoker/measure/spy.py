@@ -56,6 +56,13 @@ class Ledger:
     def close_item(self) -> None:
         self._item_s.append(self.recorder.leave())
 
+    def drop_item(self) -> None:
+        """The stream had no more: what it took to say so belongs to no batch, where none was begun."""
+        self.recorder.leave()
+        if not self._item_s:
+            self.recorder.take()
+            self._began = None
+
     def close_batch(self) -> Stamp:
         now = perf_counter()
         began = now if self._began is None else self._began
@@ -203,9 +210,12 @@ class SpiedStream(IterableDataset[Any]):
             try:
                 item = next(source)
             except StopIteration:
+                book.drop_item()
                 return
-            finally:
+            except BaseException:
                 book.close_item()
+                raise
+            book.close_item()
             yield item
 
 

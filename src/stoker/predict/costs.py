@@ -134,7 +134,7 @@ class Costs:
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:
     """The costs if stages were so many times faster: `decode=2` halves it, `step=3` is a device three times as fast."""
     for name, times in changes.items():
-        if times <= 0:
+        if not 0 < times < np.inf:
             raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")
         if name == "step":
             step = replace(

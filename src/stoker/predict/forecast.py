@@ -1,5 +1,6 @@
 """What a setting would cost, from probes: a time with an interval, and what would limit it."""
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -49,7 +50,7 @@ class Predictor:
     def __init__(
         self, probes: Probes, *, cores: float | None = None, faster_stages: dict[str, float] | None = None
     ) -> None:
-        if cores is not None and cores <= 0:
+        if cores is not None and not 0 < cores < math.inf:
             raise InputError(f"cores must be above 0, got {cores:g}")
         self.probes = probes
         fitted = fit(probes)
@@ -80,13 +81,12 @@ class Predictor:
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         load = Load(items=items, epochs=epochs, drop_last=drop_last, in_order=in_order)
-        if not load.sizes(setting.batch_size):
+        if not load.batches(setting.batch_size):
             raise InputError(f"{items} items make no whole batch of {setting.batch_size}")
         runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(_SEEDS)]
         total = median(run.total_s for run in runs)
         first = median(run.first_batch_s for run in runs)
         chosen = min(runs, key=lambda run: abs(run.total_s - total))
-        batches = len(load.sizes(setting.batch_size))
         half = self._half_width([run.total_s for run in runs], _NOISE)
         crowded = _CROWDED if setting.num_workers > self.costs.cores else 1.0
         first_half = self._half_width([run.first_batch_s for run in runs], _FIRST_NOISE) * crowded
@@ -98,10 +98,22 @@ class Predictor:
             interval_s=(total * (1 - half), total * (1 + half)),
             first_batch_s=first,
             first_batch_interval_s=(first * max(0.0, 1 - first_half), first * (1 + first_half)),
-            steady_items_per_s=_steady(chosen, setting, batches),
+            steady_items_per_s=self._steady(chosen, setting, load),
             wait_share=min(1.0, chosen.waited_s / max(chosen.total_s, 1e-12)),
             limited_by=_limit(self.costs, setting, chosen),
         )
+
+    def _steady(self, seen: Seen, setting: Setting, load: Load) -> float:
+        """Items a second once the first batches of all workers are through; where there are too few batches to tell, of
+        a run that has more."""
+        skip = max(3, setting.num_workers)
+        if len(seen.moments_s) <= 2 * skip:
+            load = replace(load, items=4 * (skip + setting.prefetch_factor) * setting.batch_size, epochs=1)
+            seen = simulate(self.costs, setting, load)
+        moments = seen.moments_s
+        last = load.last(setting.batch_size)
+        items = (len(moments) - skip - 1) * setting.batch_size + last
+        return items / max(moments[-1] - moments[skip - 1], 1e-12)
 
     def _half_width(self, totals: Sequence[float], least: float) -> float:
         """Relative: what the probes' own replay missed or the noise of any run, what resampled items differ by, and how
@@ -122,7 +134,7 @@ def predict(
 ) -> Prediction:
     """What `setting` would cost for `items` items, from probes alone: neither model nor data is needed."""
     return Predictor(probes, cores=cores, faster_stages=faster).predict(
-        setting, items or items_of(probes), epochs=epochs
+        setting, items_of(probes) if items is None else items, epochs=epochs
     )
 
 
@@ -150,14 +162,6 @@ def _setting(run: Run) -> Setting:
         prefetch_factor=run.prefetch_factor,
         pin_memory=run.pinned,
     )
-
-
-def _steady(seen: Seen, setting: Setting, batches: int) -> float:
-    """Items a second once the first batches of all workers are through."""
-    skip = min(max(3, setting.num_workers), max(0, len(seen.moments_s) - 2))
-    span = seen.moments_s[-1] - seen.moments_s[skip] if len(seen.moments_s) > skip + 1 else seen.total_s
-    count = len(seen.moments_s) - 1 - skip if len(seen.moments_s) > skip + 1 else batches
-    return count * setting.batch_size / max(span, 1e-12)
 
 
 def _limit(costs: Costs, setting: Setting, seen: Seen) -> str:

@@ -18,6 +18,8 @@ from stoker.records import Setting
 
 _PINNED_AT_ONCE = 2
 """With no workers one batch is being copied to the device while the next is pinned."""
+_MANY_ITEMS = 8192
+"""The mean of more items than these is drawn whole, from the curve that such means follow."""
 _MOST_BATCHES = 240
 """Longer runs are simulated over this many batches (and what the prefetch needs), then continued at the steady rate."""
 
@@ -25,15 +27,13 @@ _MOST_BATCHES = 240
 def simulate(costs: Costs, setting: Setting, load: Load, *, seed: int = 0, cores: float | None = None) -> Seen:
     """One run of the loop. The same seed gives the same answer."""
     rng = np.random.default_rng(seed)
-    sizes = load.sizes(setting.batch_size)
-    if not sizes:
+    if not load.batches(setting.batch_size):
         return Seen()
-    kept = _kept(len(sizes), setting)
-    first = _epoch(costs, setting, load, sizes, kept, rng, cores, fresh=True)
+    first = _epoch(costs, setting, load, rng, cores, fresh=True)
     if load.epochs == 1:
         return first
     used = replace(costs, pin_anew_s=Table(), inline_cold_s=Table())  # what the first epoch took is there already
-    later = _epoch(used, setting, load, sizes, kept, rng, cores, fresh=not persists(setting))
+    later = _epoch(used, setting, load, rng, cores, fresh=not persists(setting))
     return Seen(
         total_s=first.total_s + (load.epochs - 1) * later.total_s,
         first_batch_s=first.first_batch_s,
@@ -44,33 +44,27 @@ def simulate(costs: Costs, setting: Setting, load: Load, *, seed: int = 0, cores
     )
 
 
-def _kept(batches: int, setting: Setting) -> int:
-    return min(batches, _MOST_BATCHES + 4 * setting.num_workers * setting.prefetch_factor)
-
-
 def _epoch(
     costs: Costs,
     setting: Setting,
     load: Load,
-    sizes: list[int],
-    kept: int,
     rng: np.random.Generator,
     cores: float | None,
     *,
     fresh: bool,
 ) -> Seen:
-    """One pass over the set, cut after `kept` batches and continued at the rate of its second half."""
-    # Where a run is cut, its last batch is kept: it may be the short one.
-    chosen = sizes if kept == len(sizes) else [*sizes[: kept - 1], sizes[-1]]
-    seen = _loop(costs, setting, load, chosen, rng, cores, fresh=fresh)
-    missing = len(sizes) - kept
+    """One pass over the set, a long one cut short and continued at the rate of its second half."""
+    sizes = load.sizes(setting.batch_size, _MOST_BATCHES + 4 * setting.num_workers * setting.prefetch_factor)
+    seen = _loop(costs, setting, load, sizes, rng, cores, fresh=fresh)
+    missing = load.batches(setting.batch_size) - len(sizes)
     if missing:
         half = len(seen.moments_s) // 2
         span = seen.moments_s[-2] - seen.moments_s[half]
         more = missing * span / max(1, len(seen.moments_s) - 2 - half)
         growth = 1 + more / max(seen.moments_s[-1] - seen.moments_s[0], 1e-12)
         seen.total_s += more
-        seen.waited_s *= growth
+        begun = min(seen.waited_s, seen.first_batch_s - (0.0 if costs.step.asynchronous else seen.start_s))
+        seen.waited_s = begun + (seen.waited_s - begun) * growth
         seen.received_s *= growth
     return seen
 
@@ -104,6 +98,9 @@ def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[flo
     """How each batch's items differ from the mean: resampled from what was seen, a mean over the batch's items."""
     if costs.by_batch or len(costs.spread) == 1:
         return [float(value) for value in rng.choice(costs.spread, size=len(sizes))]
+    if max(sizes) > _MANY_ITEMS:
+        apart = costs.spread.std() / np.sqrt(np.asarray(sizes))
+        return [float(value) for value in np.maximum(rng.normal(costs.spread.mean(), apart), 0.0)]
     drawn = rng.choice(costs.spread, size=sum(sizes))
     ends = np.cumsum(sizes)
     sums = np.add.reduceat(drawn, np.concatenate([[0], ends[:-1]]))

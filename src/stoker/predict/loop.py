@@ -18,9 +18,18 @@ class Load:
     drop_last: bool = False
     in_order: bool = True
 
-    def sizes(self, batch_size: int) -> list[int]:
+    def batches(self, batch_size: int) -> int:
         whole, rest = divmod(self.items, batch_size)
-        return [batch_size] * whole + ([rest] if rest and not self.drop_last else [])
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def last(self, batch_size: int) -> int:
+        """How many items the last batch has."""
+        return batch_size if self.drop_last else self.items % batch_size or batch_size
+
+    def sizes(self, batch_size: int, most: int | None = None) -> list[int]:
+        """Of each batch, or of `most` of them: the last is among them, as it may be the short one."""
+        count = self.batches(batch_size) if most is None else min(most, self.batches(batch_size))
+        return [batch_size] * (count - 1) + [self.last(batch_size)] if count else []
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from stoker.errors import InputError
-from stoker.records import Record, Setting, Subject, Trial, decode
+from stoker.records import Machine, Record, Setting, Subject, Trial, decode
 
 Kind = Literal["load", "slow", "transport", "step", "crowded", "kept"]
 """What a run was for: loading alone; with a slow consumer; large batches of items kept in memory; steps alone; steps
@@ -28,6 +28,19 @@ class Facts(Record, frozen=True):
     shm_free_bytes: int | None
     open_files: int
     gpu_memory_bytes: int | None = None
+
+
+def facts_of(machine: Machine) -> Facts:
+    """What of a machine bounds a loader."""
+    host = machine.host
+    return Facts(
+        usable_cores=machine.cpu.usable,
+        memory_bytes=host.limit_bytes,
+        available_bytes=host.available_bytes,
+        shm_free_bytes=host.shm_free_bytes,
+        open_files=host.open_files_soft,
+        gpu_memory_bytes=machine.gpus[0].memory_total_bytes if machine.gpus else None,
+    )
 
 
 class Run(Record, frozen=True):
@@ -65,7 +78,8 @@ class Run(Record, frozen=True):
 
 
 class Probes(Record, frozen=True):
-    """All that a prediction needs: the machine, the workload in words, and the runs."""
+    """All that a prediction needs: the machine, the workload in words, and the runs. Where a step `ran_out` of memory,
+    larger ones do too."""
 
     subject: Subject
     machine: Facts
@@ -74,6 +88,7 @@ class Probes(Record, frozen=True):
     version: int = VERSION
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    ran_out: bool = False
 
     def of(self, *kinds: Kind) -> list[Run]:
         return [run for run in self.runs if run.kind in kinds]

@@ -11,7 +11,7 @@ from stoker.errors import MachineError
 from stoker.measure.spans import Span, steady, whole
 from stoker.measure.stalls import Stalls
 from stoker.predict.forecast import Prediction
-from stoker.records import Disk, Machine, Trial
+from stoker.records import Disk, Machine, Trial, encode
 from stoker.tune.advise import remedies_of, verdict
 from stoker.tune.plan import Plan
 
@@ -94,8 +94,19 @@ def _add_speeds(document: dict[str, Any], disk: Disk) -> None:
             document[name]["reads_per_s"] = speed.reads_per_s
 
 
+def _encoded(document: Any) -> bytes:
+    return encode(msgspec.to_builtins(document, enc_hook=str, str_keys=True))
+
+
 def to_json(document: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2).decode()
+    return msgspec.json.format(_encoded(document), indent=2).decode()
+
+
+def _umask() -> int:
+    """What new files of this person are not to allow; asking is setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def save(document: Any, path: Path) -> None:
@@ -105,7 +116,7 @@ def save(document: Any, path: Path) -> None:
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(to_json(document) + "\n")
-            os.chmod(name, 0o644)  # noqa: PTH101
+            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
             os.replace(name, path)  # noqa: PTH105
         except BaseException:
             Path(name).unlink(missing_ok=True)

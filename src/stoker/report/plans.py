@@ -52,7 +52,7 @@ def _summary(plan: Plan) -> str:
     if plan.measured is not None:
         said += f": {format_seconds(plan.measured.total_s)} measured"
     if plan.predicted is not None:
-        said += f", {format_seconds(plan.objective.of_prediction(plan.predicted))} predicted"
+        said += f", {format_seconds(plan.predicted_s)} predicted"
     if plan.gain is not None:
         said += f"; {plan.gain:.2f} times as fast as the current setting"
     return said + "."

@@ -2,7 +2,6 @@
 
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -79,7 +78,7 @@ def _heading(trial: Trial) -> RenderableType:
         if on
     ]
     prefetch = f", prefetch {setting.prefetch_factor}" if setting.num_workers else ""
-    first = Text.assemble((escape(subject.name), "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
+    first = Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
     workers = "1 worker" if setting.num_workers == 1 else f"{setting.num_workers} workers"
     second = f"batch {setting.batch_size}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
@@ -127,7 +126,7 @@ def _worker_table(trial: Trial) -> Table:
             continue
         stage, _, member = name.partition(".")
         label = f"  {member}" if member else stage
-        table.add_row(label, format_seconds(seconds), f"{share:.1%}", format_seconds(seconds / max(run.items, 1)))
+        table.add_row(Text(label), format_seconds(seconds), f"{share:.1%}", format_seconds(seconds / max(run.items, 1)))
     return table
 
 

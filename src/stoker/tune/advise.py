@@ -9,8 +9,9 @@ from stoker.errors import InputError
 from stoker.measure.keeping import ENVIRONMENT
 from stoker.measure.spans import COMPUTE, Span, steady, whole
 from stoker.predict.forecast import Predictor
-from stoker.predict.probes import Facts, Probes, run_of
+from stoker.predict.probes import Probes, facts_of, run_of
 from stoker.records import Record, Setting, Trial, Verdict
+from stoker.tune.candidates import bytes_of_an_item
 from stoker.units import format_bytes, format_seconds
 
 _DOING = {
@@ -142,7 +143,9 @@ def _settings(predictor: Predictor, setting: Setting, items: int, epochs: int) -
     counts = {count for count in (0, 1, 2, 4, 8, 16, cores) if count <= cores and count != setting.num_workers}
     best = min(((seconds(num_workers=count), count) for count in counts), default=None)
     if best:
-        yield f"workers {setting.num_workers} → {best[1]}", best[0]
+        seen = any(run.num_workers for run in predictor.probes.runs)
+        uncounted = "" if seen or not best[1] else " (what starting them takes was not measured)"
+        yield f"workers {setting.num_workers} → {best[1]}{uncounted}", best[0]
     sizes = {max(1, setting.batch_size // factor) for factor in (2, 4)} | {setting.batch_size * 2}
     after, size = min((seconds(batch_size=size), size) for size in sizes)
     yield f"batch {setting.batch_size} → {size}", after
@@ -160,7 +163,7 @@ def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
     for name in costly:
         yield f"{name} twice as fast", seconds(predictor.changed({name: 2.0}))
     if "decode" in costly:
-        stored = _stored_bytes(predictor.probes, items)
+        stored = items * bytes_of_an_item(predictor.probes)
         decoded = predictor.changed({}, item=_read_only(predictor, setting.batch_size))
         yield f"keep decoded tensors ({format_bytes(stored)} of disk)", seconds(decoded)
     kept = _kept(predictor.probes)
@@ -189,26 +192,14 @@ def _read_only(predictor: Predictor, batch_size: int) -> float:
     return min(1.0, costs.shares.get("read", 0.0) + copying)
 
 
-def _stored_bytes(probes: Probes, items: int) -> float:
-    rows = [(size, count) for run in probes.runs for size, count in zip(run.bytes, run.items, strict=False) if count]
-    return items * max((size / count for size, count in rows), default=0.0)
-
-
 def remedies_of(trial: Trial) -> list[Remedy]:
     """What would help, predicted from one profiled run alone: rougher than with probes."""
     if trial.outcome != "done" or trial.machine is None or not trial.workers.began_s or not trial.items:
         return []
-    host = trial.machine.host
-    facts = Facts(
-        usable_cores=trial.machine.cpu.usable,
-        memory_bytes=host.limit_bytes,
-        available_bytes=host.available_bytes,
-        shm_free_bytes=host.shm_free_bytes,
-        open_files=host.open_files_soft,
-    )
     runs = (run_of(trial, "load"), run_of(trial, "step"))
-    probes = Probes(subject=trial.workload, machine=facts, setting=trial.setting, runs=runs)
+    probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=trial.setting, runs=runs)
     try:
-        return remedies(Predictor(probes), trial.setting, trial.items, epochs=len(trial.timeline.batches))
+        epochs = len(trial.timeline.batches)
+        return remedies(Predictor(probes), trial.setting, max(1, trial.items // epochs), epochs=epochs)
     except InputError:
         return []

@@ -17,13 +17,15 @@ _WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
 class Candidate(Record, frozen=True):
-    """A setting with what it was predicted to cost, and what it did where it was run."""
+    """A setting with what it was predicted to cost, and what it did where it was run. What a person has now is run too
+    where it is not among what they `asked_for`; it is never the plan then."""
 
     setting: Setting
     predicted_s: float
     predicted: Prediction | None = None
     measured: Measured | None = None
     accumulate: int = 1
+    asked_for: bool = True
 
     @property
     def seconds(self) -> float:
@@ -87,7 +89,7 @@ class Wish(Record, frozen=True):
         sizes = self.batch_sizes(ceiling, None)
         return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
 
-    def is_current(self, setting: Setting) -> bool:
+    def is_current(self, setting: Setting | RuledOut) -> bool:
         now = self.current
         return now is not None and (now.batch_size, now.num_workers) == (setting.batch_size, setting.num_workers)
 
@@ -111,32 +113,34 @@ def candidates_of(
     item_bytes = bytes_of_an_item(probes)
     found: list[Candidate] = []
     out: list[RuledOut] = []
-    for size in wish.batch_sizes(None, probes.subject.items):
-        for workers in _worker_counts(bounds, wish):
-            setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
-            now = wish.is_current(setting)
-            if now and wish.current is not None:
-                setting = msgspec.structs.replace(setting, prefetch_factor=wish.current.prefetch_factor)
-            broken = ruled_out(setting, item_bytes, bounds)
-            if broken is not None:
-                out.append(broken)
-            if broken is None or (now and broken.bound == "CPUs"):
-                found.append(_candidate(setting, wish, predictor, objective))
+    sizes, counts = wish.batch_sizes(None, probes.subject.items), _worker_counts(bounds, wish)
+    pairs = [(size, workers) for size in sizes for workers in counts]
+    if wish.current is not None:
+        pairs.append((wish.current.batch_size, wish.current.num_workers))
+    for size, workers in dict.fromkeys(pairs):
+        setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
+        now = wish.is_current(setting)
+        if now and wish.current is not None:
+            setting = msgspec.structs.replace(setting, prefetch_factor=wish.current.prefetch_factor)
+        broken = ruled_out(setting, item_bytes, bounds)
+        if broken is not None:
+            out.append(broken)
+        if broken is None or (now and broken.bound == "CPUs"):
+            found.append(candidate_of(setting, wish, predictor, objective, asked_for=size in sizes))
     return sorted(found, key=lambda each: each.predicted_s), out
 
 
-def _candidate(setting: Setting, wish: Wish, predictor: Predictor, objective: Objective) -> Candidate:
+def candidate_of(
+    setting: Setting, wish: Wish, predictor: Predictor, objective: Objective, *, asked_for: bool = True
+) -> Candidate:
     predicted = predictor.predict(setting, objective.items, epochs=objective.epochs)
     return Candidate(
         setting=setting,
         predicted_s=objective.of_prediction(predicted),
         predicted=predicted,
-        accumulate=1 if wish.is_current(setting) and wish.global_batch is None else _accumulate(wish, setting),
+        accumulate=wish.accumulation(setting.batch_size) if asked_for else 1,
+        asked_for=asked_for,
     )
-
-
-def _accumulate(wish: Wish, setting: Setting) -> int:
-    return wish.accumulation(setting.batch_size)
 
 
 def _worker_counts(bounds: Bounds, wish: Wish) -> list[int]:
@@ -160,9 +164,11 @@ def parse_current(text: str) -> Setting:
     values: dict[str, Any] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in names or not value.strip().isdigit():
+        if name not in names or not value.strip().isdecimal():
             raise InputError(f"{text!r} is no setting; write it like batch=64,workers=4")
         values[names[name]] = int(value)
+    if not {"batch_size", "num_workers"} <= values.keys():
+        raise InputError(f"{text!r} is half a setting; write it like batch=64,workers=4")
     return Setting(**values)
 
 

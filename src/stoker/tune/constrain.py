@@ -19,7 +19,6 @@ class Bounds(Record, frozen=True):
     shm_bytes: int | None
     open_files: int
     max_batch: int | None = None
-    max_batch_why: str = "device memory"
     waiting_share: float = 0.0
 
 
@@ -33,13 +32,19 @@ class RuledOut(Record, frozen=True):
 
 
 def bounds_of(
-    facts: Facts, *, host_memory_bytes: int | None = None, max_batch: int | None = None, waiting_share: float = 0.0
+    facts: Facts,
+    *,
+    host_memory_bytes: int | None = None,
+    max_batch: int | None = None,
+    waiting_share: float = 0.0,
+    gpus: int = 1,
 ) -> Bounds:
-    """The bounds of a machine; `host_memory_bytes` in place of what is free now."""
+    """The bounds of a machine; `host_memory_bytes` in place of what is free now. The loops of several GPUs share all
+    but the files that each may open."""
     return Bounds(
-        usable_cores=facts.usable_cores,
-        memory_bytes=facts.available_bytes if host_memory_bytes is None else host_memory_bytes,
-        shm_bytes=facts.shm_free_bytes,
+        usable_cores=facts.usable_cores / gpus,
+        memory_bytes=(facts.available_bytes if host_memory_bytes is None else host_memory_bytes) // gpus,
+        shm_bytes=None if facts.shm_free_bytes is None else facts.shm_free_bytes // gpus,
         open_files=facts.open_files,
         max_batch=max_batch,
         waiting_share=waiting_share,
@@ -75,8 +80,8 @@ def workers_that_pay(bounds: Bounds) -> int:
 def _device(setting: Setting, bounds: Bounds) -> tuple[str, str]:
     if bounds.max_batch is None or setting.batch_size <= bounds.max_batch:
         return "", ""
-    bound = bounds.max_batch_why
-    return bound, f"a batch of {setting.batch_size} is above the largest of {bounds.max_batch} ({bound})"
+    sentence = f"a batch of {setting.batch_size} is above the largest of {bounds.max_batch} (device memory)"
+    return "device memory", sentence
 
 
 def _shared_memory(setting: Setting, item_bytes: float, bounds: Bounds) -> tuple[str, str]:

@@ -11,9 +11,10 @@ import msgspec
 from stoker.errors import InputError
 from stoker.measure.bench import KEPT_ITEMS, Job, Talk
 from stoker.predict.closed_form import ITERATIONS, Timing, solve
-from stoker.predict.probes import Probes
+from stoker.predict.forecast import Predictor
 from stoker.records import Extent, Setting, Trial
-from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, with_measured
+from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, candidate_of, with_measured
+from stoker.tune.constrain import Bounds
 from stoker.tune.objective import Measured, Objective, measured
 
 KNEE = 0.02
@@ -38,7 +39,7 @@ def contend(
 ) -> Talk[list[Candidate]]:
     """Run the predicted best few, and the current setting, in rounds, until their order is clear or time is up."""
     began = perf_counter()
-    chosen = _runners(found, objective, left_s)
+    chosen = _runners([each for each in found if each.asked_for], objective, left_s)
     now = [each for each in found if wish.is_current(each.setting)]
     same = [each for each in found if wish.current and each.setting.batch_size == wish.current.batch_size]
     for each in (*now[:1], *same[:1]):  # what they have, and the best they can do without changing the batch
@@ -230,14 +231,17 @@ def everything(found: Sequence[Candidate], objective: Objective, told: Told) -> 
 def thesis(
     found: Sequence[Candidate],
     objective: Objective,
-    probes: Probes,
+    predictor: Predictor,
     wish: Wish,
-    max_batch: int | None,
+    bounds: Bounds,
     left_s: float,
     told: Told,
 ) -> Talk[list[Candidate]]:
-    """The algebra's answer, run once: loading and step averaged with 0 workers at two batch sizes."""
-    sizes = sorted({each.setting.batch_size for each in found})
+    """The algebra's answer, run once: loading and step averaged with 0 workers at two batch sizes.
+
+    Where an effective batch is to be kept, the largest that divides it stands for the algebra's.
+    """
+    sizes = sorted({each.setting.batch_size for each in found if each.asked_for})
     two = sorted({sizes[0], sizes[len(sizes) // 2]})
     timings: list[Timing] = []
     for size in two:
@@ -246,18 +250,20 @@ def thesis(
             timings.append(timing_of(trial))
     plan = solve(
         timings,
-        max_batch=min(sizes[-1], max_batch or sizes[-1]),
-        item_bytes=max(1, round(bytes_of_an_item(probes))),
-        memory_bytes=probes.machine.available_bytes,
+        max_batch=min(sizes[-1], bounds.max_batch or sizes[-1]),
+        item_bytes=max(1, round(bytes_of_an_item(predictor.probes))),
+        memory_bytes=bounds.memory_bytes * wish.gpus,
         gpus=wish.gpus,
     )
+    size = plan.batch_size
+    if wish.global_batch is not None:
+        size = max((each for each in sizes if each <= size), default=sizes[0])
     setting = msgspec.structs.replace(
-        found[0].setting, batch_size=plan.batch_size, num_workers=plan.num_workers, prefetch_factor=2
+        found[0].setting, batch_size=size, num_workers=plan.num_workers, prefetch_factor=2
     )
-    known = [each for each in found if each.setting == setting]
-    chosen = known[:1] or [Candidate(setting=setting, predicted_s=found[-1].predicted_s)]
-    trial = yield from _one(_job(chosen[0], objective, _MOST_RUN_S), told)
-    return with_measured(chosen, {0: measured([trial], objective)})
+    chosen = candidate_of(setting, wish, predictor, objective)
+    trial = yield from _one(_job(chosen, objective, _MOST_RUN_S), told)
+    return with_measured([chosen], {0: measured([trial], objective)})
 
 
 def thesis_job(base: Setting, size: int, limit_s: float) -> Job:

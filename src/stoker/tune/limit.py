@@ -1,5 +1,6 @@
 """The largest batch that fits: five ways to find it behind one interface."""
 
+import re
 from time import perf_counter
 from typing import Any, Literal, get_args
 
@@ -149,6 +150,8 @@ def _bytes(amount: int | str, what: str, *, least: int) -> int:
 def _check(question: Question) -> None:
     if question.method not in METHODS:
         raise InputError(f"no such method: {question.method!r}; choose {', '.join(METHODS)}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", question.device):
+        raise InputError(f"no such device: {question.device!r}; choose auto, cpu, cuda or cuda:N")
     if question.gpus < 1:
         raise InputError(f"the number of GPUs must be at least 1, got {question.gpus}")
     if not 0 <= question.tolerance < 1:

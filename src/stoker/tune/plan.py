@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,11 +17,11 @@ from stoker.predict.probes import Probes
 from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
 from stoker.tune.advise import Remedy, remedies, verdict
 from stoker.tune.candidates import Candidate, Wish, candidates_of
-from stoker.tune.constrain import RuledOut, bounds_of
+from stoker.tune.constrain import Bounds, RuledOut, bounds_of
 from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis, why_not_the_quickest
-from stoker.tune.limit import limit
+from stoker.tune.limit import Limit, limit
 from stoker.tune.objective import Measured, Objective
-from stoker.tune.probe import probing
+from stoker.tune.probe import probing, unusable, why
 from stoker.workload.definition import Workload
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class Plan(Record, frozen=True):
     planner: Planner
     objective: Objective
     predicted: Prediction | None
+    predicted_s: float
     measured: Measured | None
     current: Candidate | None
     candidates: tuple[Candidate, ...]
@@ -111,7 +114,8 @@ def tune(
             raise InputError(f"{name} must be at least 1, got {value}")
     if budget_s <= 0:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
-    ceiling = _ceiling(source, gpu_memory, mode, precision, on_event)
+    find = partial(limit, source, mode=mode, precision=precision, device=_gpu(device), on_event=on_event)
+    ceiling = _comfortable(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
     tuner = _Tuner(
         wish=wish,
         ceiling=ceiling,
@@ -125,30 +129,18 @@ def tune(
     )
     plan = drive(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
     if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
-        tuner.ceiling = _found(source, mode, precision, on_event)
+        with suppress(InputError, MachineError):
+            tuner.ceiling = _comfortable(find())
         plan = drive(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
     return plan
 
 
-def _found(source: Workload | Named, mode: Mode | None, precision: Precision, on_event: OnEvent | None) -> int | None:
-    """The largest batch that this GPU takes; None where that cannot be found out."""
-    try:
-        return limit(source, mode=mode, precision=precision, on_event=on_event).comfortable_batch
-    except (InputError, MachineError):
-        return None
+def _gpu(device: str) -> str:
+    """Which GPU's memory is asked about, where it is one of several."""
+    return device if device.startswith("cuda") else "auto"
 
 
-def _ceiling(
-    source: Workload | Named,
-    gpu_memory: int | str | None,
-    mode: Mode | None,
-    precision: Precision,
-    on_event: OnEvent | None,
-) -> int | None:
-    """The largest batch that device memory takes, where it was asked for; the probes run the largest one anyway."""
-    if gpu_memory is None:
-        return None
-    found = limit(source, gpu_memory=gpu_memory, mode=mode, precision=precision, on_event=on_event)
+def _comfortable(found: Limit) -> int:
     return found.comfortable_batch or found.max_batch
 
 
@@ -181,7 +173,7 @@ class _Tuner:
         probes = yield from probing(self._base, sizes, budget_s=_PROBE_SHARE * self._budget_s, on_event=self._on_event)
         self._tell("probes", msgspec.to_builtins(probes))
         self._probes = probes
-        if self.ceiling is None and probes.subject.device.startswith("cuda") and _ran_out(probes):
+        if self.ceiling is None and probes.subject.device.startswith("cuda") and probes.ran_out:
             return None
         return (yield from self.rest())
 
@@ -197,22 +189,26 @@ class _Tuner:
             host_memory_bytes=self._host_memory_bytes,
             max_batch=self._largest(probes),
             waiting_share=predictor.costs.waiting_share,
+            gpus=self._wish.gpus,
         )
         per_gpu = msgspec.structs.replace(objective, items=math.ceil(objective.items / self._wish.gpus))
         found, out = candidates_of(self._wish, self._base, probes, predictor, per_gpu, bounds)
-        if not found:
+        if not any(each.asked_for for each in found):
             raise InputError(f"nothing fits this machine: {out[0].sentence}" if out else "there is nothing to choose")
-        ran = yield from self._contest(found, per_gpu, probes)
-        return self._plan(objective, probes, predictor, ran, out)
+        ran = yield from self._contest(found, per_gpu, bounds, predictor)
+        self._check(ran)
+        return self._plan(objective, per_gpu, predictor, ran, out)
 
-    def _contest(self, found: Sequence[Candidate], objective: Objective, probes: Probes) -> Talk[list[Candidate]]:
+    def _contest(
+        self, found: Sequence[Candidate], objective: Objective, bounds: Bounds, predictor: Predictor
+    ) -> Talk[list[Candidate]]:
         """Run what the planner would run."""
         left_s = max(1.0, self._budget_s - (perf_counter() - self._began))
         told = Told(self._trying, self._keep)
         if self._planner == "grid":
             return (yield from everything(found, objective, told))
         if self._planner == "thesis":
-            return (yield from thesis(found, objective, probes, self._wish, self._largest(probes), left_s, told))
+            return (yield from thesis(found, objective, predictor, self._wish, bounds, left_s, told))
         return (yield from contend(found, self._wish, objective, left_s, told))
 
     def _trying(self, setting: Setting) -> None:
@@ -236,19 +232,20 @@ class _Tuner:
         """The largest batch whose step ran, where a larger one did not."""
         if self.ceiling is not None:
             return self.ceiling
-        return max((run.batch_size for run in probes.of("step")), default=None) if _ran_out(probes) else None
+        return max((run.batch_size for run in probes.of("step")), default=None) if probes.ran_out else None
 
     def _plan(
         self,
         objective: Objective,
-        probes: Probes,
+        per_gpu: Objective,
         predictor: Predictor,
         ran: Sequence[Candidate],
         out: Sequence[RuledOut],
     ) -> Plan:
-        best = self._choose(ran)
+        best, probes = self._choose(ran), predictor.probes
         current = next((each for each in ran if self._wish.is_current(each.setting)), None)
-        trial = next((trial for trial in reversed(self._trials) if _same(trial.setting, best.setting)), None)
+        done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
+        trial = next((trial for trial in done if _same(trial.setting, best.setting)), None)
         setting = best.setting
         return Plan(
             batch_size=setting.batch_size,
@@ -267,17 +264,25 @@ class _Tuner:
             candidates=tuple(ran),
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
-            remedies=tuple(remedies(predictor, setting, objective.items, epochs=objective.epochs, chosen=True)),
-            notes=tuple(self._notes(probes, best, ran)),
+            predicted_s=best.predicted_s,
+            remedies=tuple(remedies(predictor, setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True)),
+            notes=tuple(self._notes(probes, best, ran, out)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
         )
 
     def _choose(self, ran: Sequence[Candidate]) -> Candidate:
-        scored = [each for each in ran if each.measured is not None]
-        return knee(scored) if scored and self._planner == "simulate" else ran[0]
+        asked = [each for each in ran if each.asked_for]
+        scored = [each for each in asked if each.measured is not None]
+        return knee(scored) if scored and self._planner == "simulate" else asked[0]
 
-    def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate]) -> list[str]:
+    def _check(self, ran: Sequence[Candidate]) -> None:
+        """Where all runs ended badly, there is nothing to advise; the first says why."""
+        failed = [trial for trial in self._trials if trial.outcome not in ("done", "timed_out")]
+        if failed and not any(each.measured for each in ran if each.asked_for):
+            raise unusable(failed[0], "not one run of the best settings ended well")
+
+    def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate], out: Sequence[RuledOut]) -> list[str]:
         notes = list(probes.notes)
         spent_s = perf_counter() - self._began
         if spent_s > 1.25 * self._budget_s:
@@ -290,23 +295,28 @@ class _Tuner:
             )
         if self._wish.gpus > 1:
             notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
+        notes += dict.fromkeys(
+            f"batch {trial.setting.batch_size}, {trial.setting.num_workers} workers did not finish: {why(trial)}"
+            for trial in self._trials
+            if trial.outcome != "done"
+        )
         if all(each.measured is None for each in ran):
             notes.append("nothing could be run within the budget: the plan is predicted only")
+        notes += [
+            f"the current setting was not run: {each.sentence}"
+            for each in out
+            if self._wish.is_current(each) and not any(self._wish.is_current(other.setting) for other in ran)
+        ]
         notes += why_not_the_quickest(best, ran)
         largest = max(ran, key=lambda each: each.setting.batch_size)
         if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
             more = largest.seconds / best.seconds - 1
-            why = "takes longer to come first" if more > KNEE else "holds more in memory for nothing"
-            notes.append(
-                f"not the largest batch, as the thesis would: {largest.setting.batch_size} took {more:+.0%} and {why}"
-            )
+            what = f"{more:.0%} longer" if more > KNEE else "as long, and holds more in memory" if more > -KNEE else ""
+            if what:
+                size = largest.setting.batch_size
+                notes.append(f"not the largest batch, which the thesis would take: {size} took {what}")
         notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
         return notes
-
-
-def _ran_out(probes: Probes) -> bool:
-    """Whether a step of the probes found no memory."""
-    return any(note.startswith("step") and "out of" in note for note in probes.notes)
 
 
 def _same(one: Setting, other: Setting) -> bool:

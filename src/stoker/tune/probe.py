@@ -10,14 +10,15 @@ from time import perf_counter
 
 import msgspec
 
-from stoker.errors import InputError, MachineError
+from stoker.errors import InputError
 from stoker.machine import inspect
 from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
 from stoker.measure.keeping import can_keep_memory
 from stoker.measure.others import disturbed
 from stoker.measure.trial import Named, OnEvent
-from stoker.predict.probes import Facts, Kind, Probes, Run, run_of
-from stoker.records import Extent, Machine, Mode, Problem, Setting, Subject, Trial
+from stoker.predict.probes import Kind, Probes, Run, facts_of, run_of
+from stoker.records import Extent, Mode, Problem, Setting, Subject, Trial
+from stoker.tune.constrain import Bounds, bounds_of, ruled_out
 from stoker.workload.definition import Workload
 
 DEFAULT_BUDGET_S = 30.0
@@ -74,9 +75,10 @@ class _Prober:
         self._item_s = 0.0
         self._warmed = 0
         self._largest = sizes[-1]
-        self._machine: Machine | None = None
         self._disturbed = 0
         self._failed_step: Trial | None = None
+        self._ran_out = False
+        self._item_bytes = 0.0
 
     def talk(self) -> Talk[Probes]:
         yield from self._first()
@@ -103,22 +105,30 @@ class _Prober:
         size = min(self._sizes[0], 8)
         trial = yield self._job(size, 0, batches=2)
         if trial.outcome != "done":
-            raise _unusable(trial)
+            raise unusable(trial)
         self._began = perf_counter()  # what came before was importing and opening, not probing
-        self._subject, self._items, self._machine = trial.workload, trial.workload.items, trial.machine
+        if not trial.items:
+            raise InputError("the dataset gives no items: there is nothing to probe")
+        self._subject, self._items = trial.workload, trial.workload.items
+        self._facts = facts_of(trial.machine or inspect())
         self._item_s = _item_s(trial)
+        self._item_bytes = max(trial.workers.batch_bytes, default=0) / max(trial.timeline.items)
 
     def _warm_up(self, small: int, middle: int, large: int) -> Talk[None]:
         """Bring the items that the probes go over into the page cache, so that all of them find them there.
 
         How many those are depends on how quick an item is once it lies there, so a second pass may have to follow.
         """
-        cores = max(1, math.floor(self._cores))
+        cores = self._bearable(middle, self._cores)
         before = self._item_s
         batches = max(4, -(-large // middle), 3 * cores)
         trial = yield self._job(middle, cores, batches=batches)
+        if trial.outcome != "done" and cores:
+            self._notes.append(f"{cores} workers with batches of {middle} did not finish: {why(trial)}")
+            cores = 0
+            trial = yield self._job(middle, cores, batches=batches)
         if trial.outcome != "done":
-            raise _unusable(trial)
+            raise unusable(trial)
         again = yield self._job(min(self._sizes[0], 8), 0, batches=2)
         if again.outcome == "done":
             self._item_s = _item_s(again)
@@ -152,7 +162,7 @@ class _Prober:
 
     def _crowds(self, small: int, middle: int, large: int) -> Talk[None]:
         """Half the cores busy, all of them, and a consumer that lets batches wait."""
-        cores = max(1, math.floor(self._cores))
+        cores = self._cores
         pairs = dict.fromkeys(count for count in (cores // 2, cores) if count > 1)
         for count in pairs:
             yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
@@ -201,10 +211,11 @@ class _Prober:
                 self._notes.append(f"steps of {size} items were not probed: the budget is too short")
                 continue
             yield from self._keep("step", size, 0, batches=count, repeats=KEPT_ITEMS, memory=True)
-            if self._runs[-1].kind == "step":
-                each_s = max(self._runs[-1].done_s[-1] - self._runs[-1].got_s[-1], self._runs[-1].device_s[-1]) / size
+            last = self._runs[-1]
+            if (last.kind, last.batch_size) == ("step", size):
+                each_s = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1]) / size
         if self._subject is not None and self._subject.device == "cpu":
-            cores = max(1, math.floor(self._cores))
+            cores = self._cores
             yield from self._keep("crowded", small, cores, batches=self._affordable(3 * each_s * small, most=16) or 2)
 
     def _affordable(self, step_s: float, *, most: int) -> int:
@@ -225,6 +236,9 @@ class _Prober:
         if self._spent() and self._enough():
             self._notes.append(f"{kind} at batch {size}, {workers} workers was not probed: the budget was spent")
             return
+        if self._bearable(size, workers) < workers:
+            self._notes.append(f"{kind} at batch {size}, {workers} workers was not probed: it would not fit")
+            return
         if self._on_event:
             self._on_event("build", {"what": f"probing batch {size}, {workers} workers", "done": 0, "of": 0})
         real = kind in ("step", "crowded")
@@ -244,12 +258,12 @@ class _Prober:
             if real:
                 self._subject = trial.workload  # with the model's name, which a nap has not
         elif not self._runs:
-            raise _unusable(trial)
+            raise unusable(trial)
         else:
             if kind == "step":
                 self._failed_step = trial
-            why = trial.problem.sentence if trial.problem else trial.outcome
-            self._notes.append(f"{kind} at batch {size}, {workers} workers did not finish: {why}")
+                self._ran_out = self._ran_out or trial.outcome == "oom"
+            self._notes.append(f"{kind} at batch {size}, {workers} workers did not finish: {why(trial)}")
 
     def _job(
         self,
@@ -276,28 +290,39 @@ class _Prober:
     def _enough(self) -> bool:
         """Whether what is there can be predicted from: loading without and with a worker, and a step."""
         loads = {min(run.num_workers, 1) for run in self._runs if run.kind == "load"}
-        return loads == {0, 1} and any(run.kind == "step" for run in self._runs)
+        wanted = {0, 1} if self._bearable(self._sizes[0], 1) else {0}
+        return loads >= wanted and any(run.kind == "step" for run in self._runs)
 
     @property
-    def _cores(self) -> float:
-        return self._machine.cpu.usable if self._machine else 1.0
+    def _cores(self) -> int:
+        return max(1, math.floor(self._facts.usable_cores))
+
+    def _bearable(self, size: int, workers: int) -> int:
+        """So many workers, or as many as shared memory, host memory and open files take at this size."""
+        bounds = bounds_of(self._facts)
+        while workers and _breaks(
+            msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers), self._item_bytes, bounds
+        ):
+            workers -= 1
+        return workers
 
     def _probes(self) -> Probes:
         assert self._subject is not None
         if self._failed_step is not None and not any(run.kind == "step" for run in self._runs):
-            raise _unusable(self._failed_step)
+            raise unusable(self._failed_step)
         if self._disturbed:
             self._notes.append(
-                f"{self._disturbed} probes were run twice, as other processes had taken the CPUs: "
+                f"probes were run again {self._disturbed} times, as other processes had taken the CPUs: "
                 "on a busy machine figures are unstable"
             )
         return Probes(
             subject=self._subject,
-            machine=facts(self._machine or inspect()),
+            machine=self._facts,
             setting=self._setting,
             runs=tuple(self._runs),
             seconds=perf_counter() - self._began,
             notes=tuple(self._notes),
+            ran_out=self._ran_out,
         )
 
 
@@ -307,28 +332,25 @@ def _item_s(trial: Trial) -> float:
     return (line.got_s[-1] - line.asked_s[-1]) / max(1, line.items[-1])
 
 
-def facts(machine: Machine) -> Facts:
-    """What of a machine bounds a loader."""
-    host = machine.host
-    return Facts(
-        usable_cores=machine.cpu.usable,
-        memory_bytes=host.limit_bytes,
-        available_bytes=host.available_bytes,
-        shm_free_bytes=host.shm_free_bytes,
-        open_files=host.open_files_soft,
-        gpu_memory_bytes=machine.gpus[0].memory_total_bytes if machine.gpus else None,
-    )
-
-
 def _quicker(one: Trial, other: Trial) -> Trial:
     """Of two runs in a busy moment, the one that suffered less."""
     worse = one.outcome != "done" or other.total_s < one.total_s
     return other if other.outcome == "done" and worse else one
 
 
-def _unusable(trial: Trial) -> MachineError | InputError:
-    """Not one small run ended well: nothing can be measured, and the person is told what the run said."""
+def why(trial: Trial) -> str:
+    return trial.problem.sentence if trial.problem else trial.outcome
+
+
+def _breaks(setting: Setting, item_bytes: float, bounds: Bounds) -> bool:
+    """Whether the machine cannot bear it; that it would not pay is no reason not to probe it."""
+    broken = ruled_out(setting, item_bytes, bounds)
+    return broken is not None and broken.bound != "CPUs"
+
+
+def unusable(trial: Trial, what: str = "not even a short run of this workload ends well") -> InputError:
+    """Nothing can be measured, and the person is told what the run said."""
     problem = trial.problem or Problem(sentence=f"the run ended as {trial.outcome}")
     where = f", at {problem.where}" if problem.where else ""
     remedy = f" ({problem.remedy})" if problem.remedy else ""
-    return InputError(f"not even a short run of this workload ends well: {problem.sentence}{where}{remedy}")
+    return InputError(f"{what}: {problem.sentence}{where}{remedy}")

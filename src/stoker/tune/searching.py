@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stoker.errors import InputError, MachineError, StokerError
+from stoker.errors import InputError
+from stoker.measure import isolate
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.attempts import Attempt, Cradle, Job, Probe
 from stoker.measure.forked import Forked
@@ -262,5 +263,5 @@ class Search:
 def _value(forked: Forked[Room]) -> Room:
     result = forked.result()
     if isinstance(result, Failure):
-        raise (StokerError if result.kind else MachineError)(result.sentence)
+        raise isolate.error_of(result)
     return result
