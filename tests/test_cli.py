@@ -136,6 +136,7 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
         (("--device", "gpu"), "no such device"),
         (("--timeout", "soon"), "is not a time"),
         (("--save", "/no/such/folder/trial.json"), "cannot write"),
+        (("--save", "/"), "--save needs a file to write to, and / is a folder"),
     ],
 )
 def test_a_wrong_value_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:

@@ -227,6 +227,9 @@ def test_bad_questions_get_a_sentence() -> None:
         ({"gpu_memory": "1GiB", "reserve": "2GiB"}, "leaves nothing"),
         ({"gpu_memory": "1GiB", "gpu": "abacus"}, "no GPU is known"),
         ({"gpu_memory": "1GiB", "method": "magic"}, "no such method"),
+        ({"gpu_memory": "9" * 400}, "larger than any"),
+        ({"device": "banana"}, "no such device"),
+        ({"device": "sleep:5ms"}, "no such device"),
         ({"gpu_memory": "1GiB", "gpus": 0}, "at least 1"),
     ):
         with pytest.raises(InputError, match=words):

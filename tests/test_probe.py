@@ -1,6 +1,7 @@
 """Probes of real loaders: what they hold, how they read back, and what is predicted from them."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import stoker
 from stoker.errors import InputError
 from stoker.measure.keeping import ENVIRONMENT, Keeping, can_keep_memory
 from stoker.predict.forecast import Predictor, landscape, parse_faster
-from stoker.predict.probes import Probes, read
+from stoker.predict.probes import Probes, facts_of, read
 from stoker.records import Setting, encode
 from stoker.tune.advise import remedies
 from stoker.tune.probe import probe
@@ -125,6 +126,20 @@ def test_items_must_be_there_to_count(probes: Probes) -> None:
 def test_a_set_that_breaks_late_is_probed_as_far_as_it_goes(name: str) -> None:
     with pytest.raises(InputError, match="not even a short run"):
         probe(f"{HERE}:{name}", batch_sizes=(8, 16), mode="infer", device="cpu", budget_s=5)
+
+
+@pytest.mark.parametrize("room", [0, 100, 5000])
+def test_little_shared_memory_bounds_what_is_probed(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def little(machine: Any) -> Any:
+        return msgspec.structs.replace(facts_of(machine), shm_free_bytes=room)
+
+    monkeypatch.setattr("stoker.tune.probe.facts_of", little)
+    found = probe(f"{HERE}:plain", batch_sizes=(4, 32), mode="infer", device="sleep:1ms", budget_s=2)
+    item = max(run.bytes[0] / run.items[0] for run in found.runs)
+    assert all(run.batch_size * item * 4 <= room for run in found.runs if run.num_workers)
+    assert bool([run for run in found.runs if run.num_workers]) == (room == 5000)
+    assert any("do not fit" in note for note in found.notes)
+    assert stoker.predict(found, Setting(batch_size=8, num_workers=1), items=100).total_s > 0
 
 
 def test_a_stream_can_be_probed() -> None:

@@ -153,6 +153,19 @@ def test_a_stream_is_timed_item_by_item(workers: int) -> None:
     assert len(found[0].stamp.item_s) == 4
 
 
+def test_the_end_of_a_stream_belongs_to_no_batch() -> None:
+    spy.install()
+    stream, book = spy.spied(Stream()), spy.ledger()
+    for _ in stream:
+        pass
+    stamp = book.close_batch()
+    assert len(stamp.item_s) == 6, "and none for the end"
+    began = time.perf_counter()
+    list(iter(spy.spied(torch.utils.data.ChainDataset([]))))
+    assert book.close_batch().began >= began
+    assert not book.close_batch().item_s
+
+
 def shift(worker: int) -> None:
     info = get_worker_info()
     assert info is not None

@@ -95,7 +95,9 @@ def test_batch_sizes_stay_within_what_was_asked() -> None:
     assert 48 in Wish(current=Setting(batch_size=48)).batch_sizes(None, None)
 
 
-@pytest.mark.parametrize("text", ["", "batch", "batch=x", "batch=1;workers=2", "bacth=4"])
+@pytest.mark.parametrize(
+    "text", ["", "batch", "batch=x", "batch=1;workers=2", "bacth=4", "workers=4", "batch=²,workers=1"]
+)
 def test_a_current_setting_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="batch=64,workers=4"):
         parse_current(text)
@@ -188,6 +190,17 @@ def test_a_profile_says_what_would_help() -> None:
     assert all(math.isfinite(remedy.after_s) for remedy in found)
 
 
+def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(
+        "stoker.tune.advise.remedies", lambda predictor, setting, items, epochs: counted.append(items * epochs) or []
+    )
+    extent = stoker.Extent(batches=6, warmup=1, epochs=3)
+    trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), extent, device="cpu")
+    remedies_of(trial)
+    assert counted == [trial.items]
+
+
 def test_the_batch_can_be_fixed_and_the_effective_batch_kept() -> None:
     found = tune(f"{HERE}:planted", items=60, batch_size=4, global_batch=16, gpus=2, device="cpu", budget_s=3)
     assert found.batch_size == 4
@@ -198,6 +211,28 @@ def test_the_thesis_planner_takes_the_largest_batch() -> None:
     found = tune(f"{HERE}:plain", max_batch=16, device="sleep:5ms", mode="infer", budget_s=3, planner="thesis")
     assert found.batch_size == 16
     assert found.num_workers == 1
+
+
+def test_the_thesis_planner_keeps_the_effective_batch() -> None:
+    options: dict[str, Any] = {"max_batch": 40, "device": "sleep:5ms", "mode": "infer", "budget_s": 3}
+    found = tune(f"{HERE}:plain", global_batch=96, planner="thesis", **options)
+    assert (found.batch_size, found.accumulate) == (32, 3)
+    assert found.predicted is not None
+    assert found.predicted.setting.batch_size == 32
+
+
+def test_the_gpu_that_is_tuned_for_is_the_one_whose_memory_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def find(source: Any, **options: Any) -> Any:
+        asked.append(options["device"])
+        raise InputError("enough")
+
+    monkeypatch.setattr("stoker.tune.plan.limit", find)
+    for device in ("cuda:1", "cpu", "sleep:1ms"):
+        with pytest.raises(InputError, match="enough"):
+            tune(f"{HERE}:plain", device=device, gpu_memory="4GiB")
+    assert asked == ["cuda:1", "auto", "auto"]
 
 
 # ---------------------------------------------------------------- odd inputs
@@ -234,6 +269,16 @@ def test_a_set_that_is_all_corrupt_is_one_sentence() -> None:
     with pytest.raises(InputError, match="broken file") as caught:
         tune(f"{ODD}:corrupt", device="cpu", mode="infer", budget_s=4)
     assert "\n" not in str(caught.value)
+
+
+def test_runs_that_all_fail_are_one_sentence_and_no_plan() -> None:
+    with pytest.raises(InputError, match=r"not one run .* the last page is missing, at .*odd.py"):
+        tune(f"{ODD}:breaks_late", device="sleep:1ms", mode="infer", max_batch=16, budget_s=4)
+
+
+def test_a_stream_that_is_empty_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="gives no items"):
+        tune(f"{ODD}:empty_stream", items=100, device="cpu", mode="infer", budget_s=2)
 
 
 @pytest.mark.parametrize(("name", "words"), [("out_of_memory", "out of"), ("bad_step", "shapes do not match")])

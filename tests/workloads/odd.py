@@ -1,10 +1,11 @@
 """Workloads that are odd in ways that tuning must bear: tiny, uneven, or broken altogether."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 import stoker
 
@@ -35,6 +36,20 @@ class Corrupt(Few):
         raise OSError(f"broken file {index}")
 
 
+class BreaksLate(Few):
+    """What is probed loads; the end of the set does not."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.size - 1:
+            raise ValueError("the last page is missing")
+        return super().__getitem__(index)
+
+
+class NoItems(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
 def workload_of(dataset: Dataset[Any]) -> stoker.Workload:
     return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=dataset, loss=torch.nn.CrossEntropyLoss())
 
@@ -49,3 +64,11 @@ def uneven() -> stoker.Workload:
 
 def corrupt() -> stoker.Workload:
     return workload_of(Corrupt(100))
+
+
+def breaks_late() -> stoker.Workload:
+    return workload_of(BreaksLate(4000))
+
+
+def empty_stream() -> stoker.Workload:
+    return workload_of(NoItems())

@@ -78,6 +78,8 @@ class _Prober:
         self._disturbed = 0
         self._failed_step: Trial | None = None
         self._ran_out = False
+        self._left_out = 0
+        self._unfit: list[str] = []
         self._item_bytes = 0.0
 
     def talk(self) -> Talk[Probes]:
@@ -234,10 +236,10 @@ class _Prober:
     ) -> Talk[None]:
         """Run it and keep what it tells; a run that fails is noted, and the rest go on."""
         if self._spent() and self._enough():
-            self._notes.append(f"{kind} at batch {size}, {workers} workers was not probed: the budget was spent")
+            self._left_out += 1
             return
         if self._bearable(size, workers) < workers:
-            self._notes.append(f"{kind} at batch {size}, {workers} workers was not probed: it would not fit")
+            self._unfit.append(f"{size} with {_workers(workers)}")
             return
         if self._on_event:
             self._on_event("build", {"what": f"probing batch {size}, {workers} workers", "done": 0, "of": 0})
@@ -310,6 +312,13 @@ class _Prober:
         assert self._subject is not None
         if self._failed_step is not None and not any(run.kind == "step" for run in self._runs):
             raise unusable(self._failed_step)
+        if self._unfit:
+            self._notes.append(f"batches of {', '.join(dict.fromkeys(self._unfit))} were not probed: they do not fit")
+        if self._left_out:
+            self._notes.append(
+                f"{self._left_out} of {self._left_out + len(self._runs)} probes were left out, as the budget was spent: "
+                "predictions are rougher"
+            )
         if self._disturbed:
             self._notes.append(
                 f"probes were run again {self._disturbed} times, as other processes had taken the CPUs: "
@@ -336,6 +345,10 @@ def _quicker(one: Trial, other: Trial) -> Trial:
     """Of two runs in a busy moment, the one that suffered less."""
     worse = one.outcome != "done" or other.total_s < one.total_s
     return other if other.outcome == "done" and worse else one
+
+
+def _workers(count: int) -> str:
+    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def why(trial: Trial) -> str:

@@ -1,0 +1,97 @@
+"""Which settings are considered for what a person asked, and what each is told to cost."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from test_fit import probes, run
+
+from stoker.errors import InputError
+from stoker.predict.forecast import Predictor, predict
+from stoker.predict.loop import Load
+from stoker.predict.probes import Probes
+from stoker.records import Setting
+from stoker.tune.candidates import Wish, candidates_of
+from stoker.tune.constrain import bounds_of
+from stoker.tune.objective import Objective
+
+
+@pytest.fixture(scope="module")
+def probed() -> Probes:
+    """Items of 1 ms, no step; eight cores."""
+    found = probes(run(0, 0.001), run(1, 0.001), run(4, 0.001), cores=8)
+    return replace(
+        found,
+        machine=replace(found.machine, available_bytes=2**34),
+        subject=replace(found.subject, device="sleep:0ms", items=1000),
+    )
+
+
+def considered(probed: Probes, wish: Wish, **bounds: Any) -> Any:
+    predictor = Predictor(probed)
+    return candidates_of(wish, Setting(), probed, predictor, Objective(items=500), bounds_of(probed.machine, **bounds))
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"max_batch": 16}, {"batch_size": 64}, {"global_batch": 32}, {}],
+    ids=["above the largest", "beside the only one", "no divisor", "above all"],
+)
+def test_what_a_person_has_now_is_run_whatever_they_ask_for(wish: dict[str, int], probed: Probes) -> None:
+    now = Setting(batch_size=600, num_workers=3)
+    found, _ = considered(probed, Wish(current=now, **wish))
+    [mine] = [each for each in found if each.setting.batch_size == 600]
+    assert (mine.setting.num_workers, mine.asked_for, mine.accumulate) == (3, False, 1)
+    assert all(each.asked_for for each in found if each is not mine)
+
+
+def test_what_a_person_has_now_is_ruled_out_where_the_machine_cannot_bear_it(probed: Probes) -> None:
+    found, out = considered(probed, Wish(current=Setting(batch_size=600, num_workers=3)), max_batch=64)
+    assert not [each for each in found if each.setting.batch_size == 600]
+    assert [each.bound for each in out if each.batch_size == 600] == ["device memory"]
+
+
+def test_several_gpus_share_what_the_machine_has(probed: Probes) -> None:
+    one, four = bounds_of(probed.machine), bounds_of(probed.machine, gpus=4)
+    assert four.usable_cores == one.usable_cores / 4
+    assert four.memory_bytes == one.memory_bytes // 4
+    assert four.open_files == one.open_files, "each process may open as many"
+
+
+@pytest.mark.parametrize("workers", [0, 2, 8])
+def test_the_steady_rate_does_not_depend_on_how_many_batches_there_are(workers: int, probed: Probes) -> None:
+    setting = Setting(batch_size=128, num_workers=workers)
+    few, many = (predict(probed, setting, items=items).steady_items_per_s for items in (200, 100_000))
+    assert few == pytest.approx(many, rel=0.25)
+
+
+def test_a_short_last_batch_counts_as_what_it_is() -> None:
+    load = Load(items=21)
+    assert load.sizes(8) == [8, 8, 5]
+    assert load.sizes(8, 2) == [8, 5]
+    assert (load.batches(8), load.last(8)) == (3, 5)
+    assert Load(items=21, drop_last=True).sizes(8) == [8, 8]
+    assert Load(items=3, drop_last=True).sizes(8) == []
+
+
+def test_a_very_long_run_is_told_from_a_short_one(probed: Probes) -> None:
+    rates = [predict(probed, Setting(batch_size=8, num_workers=2), items=n).total_s / n for n in (10**5, 10**12)]
+    assert rates[0] == pytest.approx(rates[1], rel=0.05)
+    huge = predict(probed, Setting(batch_size=10**8, num_workers=2), items=10**10)
+    assert huge.total_s == pytest.approx(10**10 * 0.002 / 2, rel=0.2), (
+        "an item and its share of collating take 1 ms each"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cores": float("nan")}, "cores must be above 0"),
+        ({"cores": float("inf")}, "cores must be above 0"),
+        ({"faster": {"step": float("nan")}}, "factor above 0"),
+        ({"items": 0}, "items must be at least 1"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(options: dict[str, Any], words: str, probed: Probes) -> None:
+    with pytest.raises(InputError, match=words):
+        predict(probed, Setting(), **{"items": 100, **options})
