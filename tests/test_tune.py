@@ -192,9 +192,12 @@ def test_a_profile_says_what_would_help() -> None:
 
 def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
-    monkeypatch.setattr(
-        "stoker.tune.advise.remedies", lambda predictor, setting, items, epochs: counted.append(items * epochs) or []
-    )
+
+    def count(predictor: Any, setting: Setting, items: int, *, epochs: int) -> list[Any]:
+        counted.append(items * epochs)
+        return []
+
+    monkeypatch.setattr("stoker.tune.advise.remedies", count)
     extent = stoker.Extent(batches=6, warmup=1, epochs=3)
     trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), extent, device="cpu")
     remedies_of(trial)

@@ -13,6 +13,7 @@ from stoker.records import Extent, Mode, Setting
 from stoker.workload.definition import Workload
 
 KEPT_BATCHES = 8
+NO_ITEMS = "the dataset gives no items: there is nothing to measure"
 
 
 class Order(Sampler[int]):
@@ -130,5 +131,7 @@ def keep_in_memory(feed: Feed, batches: int, *, most: int = KEPT_BATCHES) -> Fee
     """The feed's first batches, `most` of them, loaded now and given in turn: what the loop costs when loading costs
     nothing."""
     kept = list(islice(iter(feed), min(most, batches)))
+    if not kept:
+        raise InputError(NO_ITEMS)
     source = [kept[index % len(kept)] for index in range(batches)]
     return Feed(source, batches, [*feed.notes, f"{len(kept)} batches kept in memory, given in turn"])

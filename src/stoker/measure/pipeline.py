@@ -14,7 +14,7 @@ from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
 from stoker.measure import spy
 from stoker.measure.clock import Nap, clock_for, parse_device
-from stoker.measure.feed import KEPT_BATCHES, Feed, keep_in_memory, make_feed
+from stoker.measure.feed import KEPT_BATCHES, NO_ITEMS, Feed, keep_in_memory, make_feed
 from stoker.measure.keeping import Keeping
 from stoker.measure.loop import Emit, Loop
 from stoker.measure.reading import measured
@@ -136,6 +136,8 @@ class Opened:
         began = perf_counter()
         for _ in range(extent.epochs):
             loop.epoch()
+            if not loop.items:
+                raise InputError(NO_ITEMS)
             if extent.validate:
                 assert isinstance(step, ModelStep)
                 clock.settle()  # what the device still has to do belongs to the epoch, not to the scoring

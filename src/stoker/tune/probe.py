@@ -109,8 +109,6 @@ class _Prober:
         if trial.outcome != "done":
             raise unusable(trial)
         self._began = perf_counter()  # what came before was importing and opening, not probing
-        if not trial.items:
-            raise InputError("the dataset gives no items: there is nothing to probe")
         self._subject, self._items = trial.workload, trial.workload.items
         self._facts = facts_of(trial.machine or inspect())
         self._item_s = _item_s(trial)
