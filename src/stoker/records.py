@@ -14,7 +14,6 @@ Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Clock = Literal["loop", "worker"]
 
-LOOP_STAGES = ("start", "wait", "copy", "forward", "backward", "update", "step", "score", "stop", "other")
 WORKER_STAGES = ("read", "decode", "transform", "item", "collate", "send", "pin")
 
 

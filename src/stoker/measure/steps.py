@@ -105,9 +105,6 @@ class ModelStep:
         return passes.loss_of(self._workload, output, target)
 
 
-Step = NapStep | ModelStep
-
-
 def make_step(
     workload: Workload, mode: Mode, setting: Setting, device: torch.device | Nap, *, pinned: bool
 ) -> NapStep | ModelStep:

@@ -96,9 +96,6 @@ class Allocator:
             self.reserved_bytes -= sum(size for size, _, _ in cached) - sum(size for size, _, _ in kept)
             self._cached[small] = kept
 
-    def reset_peaks(self) -> None:
-        self.reserved_peak_bytes, self.allocated_peak_bytes = self.reserved_bytes, self.allocated_bytes
-
     def _best_fit(self, size: int, small: bool) -> Block | None:
         cached = self._cached[small]
         place = bisect_left(cached, (size,))

@@ -39,7 +39,7 @@ def fit(probes: Probes) -> Costs:
     usual = usual_s([*inline, *single])
     slowdown, luck = _slowdown(loads, probes.machine.usable_cores)
     waiting = _waiting(single)
-    item = _eased(_item_table(single, usual), luck, waiting)
+    item = _eased(means(single, usual, lambda run: run.load_s), luck, waiting)
     collate = _collate(moved)
     moving = transport(moved, many)
     spread, by_batch = _spread(loads)
@@ -78,10 +78,6 @@ def fit(probes: Probes) -> Costs:
 
 
 # ---------------------------------------------------------------- from runs to tables
-
-
-def _item_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
-    return means(runs, usual, lambda run: run.load_s)
 
 
 def _eased(item: Table, luck: dict[int, float], waiting: float) -> Table:

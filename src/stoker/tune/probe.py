@@ -314,8 +314,8 @@ class _Prober:
             self._notes.append(f"batches of {', '.join(dict.fromkeys(self._unfit))} were not probed: they do not fit")
         if self._left_out:
             self._notes.append(
-                f"{self._left_out} of {self._left_out + len(self._runs)} probes were left out, as the budget was spent: "
-                "predictions are rougher"
+                f"{self._left_out} of {self._left_out + len(self._runs)} probes were left out, "
+                "as the budget was spent: predictions are rougher"
             )
         if self._disturbed:
             self._notes.append(
