@@ -2,9 +2,10 @@
 
 StokerError                  one clear sentence for the person at the keyboard; the command line exits with `status`
 ├── InputError               what was given cannot be used: a name, a number, a file, a function
-├── MachineError             what we run on cannot do it: a full disk, a missing package, a folder we may not write
-│   └── MissingPackage       an optional package is not installed; says which extra brings it
-└── Interrupted              the person pressed Ctrl-C; everything we started has been ended
+└── MachineError             what we run on cannot do it: a full disk, a missing package, a folder we may not write
+    └── MissingPackage       an optional package is not installed; says which extra brings it
+Interrupted                  the person pressed Ctrl-C; everything we started has been ended. Beside the tree, and no
+                             `Exception`: whatever runs when it is raised would swallow those
 """
 
 
@@ -26,7 +27,7 @@ class MissingPackage(MachineError):
     """An optional package is not installed."""
 
 
-class Interrupted(StokerError):
+class Interrupted(BaseException):
     """The person pressed Ctrl-C, or ended us from outside."""
 
     def __init__(self, sentence: str, *, status: int = 130) -> None:

@@ -1,5 +1,7 @@
 """The command line: parse, call, show; nothing else."""
 
+import contextlib
+import errno
 import signal
 import sys
 from typing import Annotated, Any, NoReturn
@@ -30,6 +32,8 @@ from stoker.cli import measuring, limits, tuning, preparing  # noqa: E402, F401,
 
 
 def _interrupted(number: int, _frame: Any) -> NoReturn:
+    for each in (signal.SIGINT, signal.SIGTERM):  # once is enough: what follows ends all that was started
+        signal.signal(each, signal.SIG_IGN)
     raise Interrupted("interrupted", status=128 + number)
 
 
@@ -37,9 +41,27 @@ def main() -> NoReturn:
     """Run a command; an error of ours is one sentence on stderr, and anything that was started has been ended."""
     signal.signal(signal.SIGINT, _interrupted)
     signal.signal(signal.SIGTERM, _interrupted)
+    status = 0
     try:
-        app()
-    except StokerError as error:
+        try:
+            app()
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        sys.stdout.flush()
+    except (StokerError, Interrupted) as error:
         sys.stderr.write(f"stoker: {error}\n")
-        sys.exit(error.status)
-    sys.exit(0)
+        status = error.status
+    except OSError as error:
+        status = _failed(error)
+    sys.exit(status)
+
+
+def _failed(error: OSError) -> int:
+    """What the machine refused, where no command knew better: a full disk behind stdout, a reader that went away."""
+    with contextlib.suppress(OSError):  # what could not be written would be tried again at the end
+        sys.stdout.close()
+    if isinstance(error, BrokenPipeError):
+        return 1
+    remedy = "; allow more with: ulimit -n 4096" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    sys.stderr.write(f"stoker: {error.strerror or error}{f': {error.filename}' if error.filename else ''}{remedy}\n")
+    return 1

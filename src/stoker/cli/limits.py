@@ -76,9 +76,9 @@ def limit(
             found: Any = side_by_side(source, options, on_event=progress.event, title=progress.title)
         else:
             found = find(source, method=method, advise=advise, on_event=progress.event, **options)
-    if save is not None:
-        save_document(found, save)
     if json:
         print_json(found)
     else:
         show(limits.comparison_view(found) if compare else limits.limit_view(found))
+    if save is not None:
+        save_document(found, save)

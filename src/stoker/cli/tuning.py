@@ -54,7 +54,6 @@ def probe(
             budget_s=parse_seconds(budget),
             on_event=progress.event,
         )
-    documents.save(found, output)
     if json:
         print_json(found)
     else:
@@ -62,6 +61,7 @@ def probe(
         from stoker.report.terminal import show
 
         show(probes_view(found, str(output)))
+    documents.save(found, output)
 
 
 @app.command()
@@ -180,15 +180,15 @@ def tune(
                 planner=planner,
                 on_event=event,
             )
-        except StokerError as error:
+        except (StokerError, Interrupted) as error:
             seen["interrupted"] = isinstance(error, Interrupted)
             if save is not None and (seen["runs"] or seen["trials"]):
                 documents.save(seen, save)
             raise
     document = documents.plan_document(plan)
+    print_json(document) if json else terminal.show(plans.plan_view(plan))
     if save is not None:
         documents.save(document, save)
-    print_json(document) if json else terminal.show(plans.plan_view(plan))
 
 
 def _numbers(text: str) -> list[int]:

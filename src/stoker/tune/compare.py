@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stoker.errors import Interrupted, StokerError
+from stoker.errors import StokerError
 from stoker.measure.trial import Named, OnEvent
 from stoker.records import Record
 from stoker.tune.limit import METHODS, Limit, Method, limit
@@ -41,8 +41,6 @@ def compare(
             title(f"{method}: ")
         try:
             found[method] = limit(source, method=method, on_event=on_event, **options)
-        except Interrupted:
-            raise
         except StokerError as error:
             found[method] = error
     if not any(isinstance(answer, Limit) for answer in found.values()):

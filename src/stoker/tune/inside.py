@@ -12,7 +12,7 @@ import msgspec
 import torch
 from torch import nn
 
-from stoker.errors import InputError, Interrupted, StokerError
+from stoker.errors import InputError, StokerError
 from stoker.measure import isolate, outcomes
 from stoker.measure.architectures import is_known
 from stoker.measure.attempts import STEPS, Probe
@@ -186,8 +186,6 @@ class _Inside:
             workload = self._workload.with_(model=_on_host(self._model), optimizer=_made(self._optimizer))
             ended = isolate.run(answer, (workload, question), kind=Limit, stall_s=300)
             return isolate.value(ended).max_batch
-        except Interrupted:
-            raise
         except StokerError as error:
             self._notes.append(f"found by trying alone: {error}")
             return None

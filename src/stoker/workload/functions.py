@@ -5,7 +5,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,13 +20,24 @@ def load_function(spec: str) -> Workload:
     if not target or not name.isidentifier():
         where = spec if spec.endswith(".py") else target
         raise InputError(f"{spec} names no function; write {where}:workload, where workload is a function in it")
-    with contextlib.redirect_stdout(sys.stderr):  # what their file prints must not mix with ours (--json)
+    with contextlib.redirect_stdout(sys.stderr), _arguments(target):  # what it prints must not mix with ours (--json)
         module = _import_file(target) if _is_file(target) else _import_module(target)
         made = _find(module, target, name)
         workload = made if isinstance(made, Workload) else _call(made, spec)
     if not isinstance(workload, Workload):
         raise InputError(f"{spec} must return a stoker.Workload, but it returned {_a(workload)}")
     return workload if workload.name != "workload" else workload.with_(name=spec)
+
+
+@contextlib.contextmanager
+def _arguments(target: str) -> Iterator[None]:
+    """A script that reads its arguments finds none: ours are not for it."""
+    before = sys.argv
+    sys.argv = [target]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _is_file(target: str) -> bool:
