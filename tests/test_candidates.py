@@ -1,16 +1,19 @@
 """Which settings are considered for what a person asked, and what each is told to cost."""
 
+import sys
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 from test_fit import probes, run
 
 from stoker.errors import InputError
-from stoker.predict.forecast import Predictor, predict
+from stoker.predict.forecast import Predictor, landscape, predict
 from stoker.predict.loop import Load
-from stoker.predict.probes import Probes
-from stoker.records import Setting
+from stoker.predict.probes import Probes, read
+from stoker.records import Extent, Setting, Subject, Timeline, Trial, encode
+from stoker.report.predictions import grid_view
 from stoker.tune.candidates import Wish, candidates_of
 from stoker.tune.constrain import bounds_of
 from stoker.tune.objective import Objective
@@ -51,6 +54,39 @@ def test_what_a_person_has_now_is_ruled_out_where_the_machine_cannot_bear_it(pro
     assert [each.bound for each in out if each.batch_size == 600] == ["device memory"]
 
 
+@pytest.mark.parametrize(
+    ("bounds", "sizes"),
+    [({"max_batch": 3}, {1, 2, 3}), ({"host_memory_bytes": 1000}, {1, 2, 4, 5}), ({"host_memory_bytes": 200}, {1})],
+)
+def test_where_the_least_size_is_too_large_smaller_ones_are_considered(
+    bounds: dict[str, int], sizes: set[int], probed: Probes
+) -> None:
+    found, out = considered(large_items(probed), Wish(), **bounds)
+    assert {each.setting.batch_size for each in found} == sizes
+    assert 8 in {each.batch_size for each in out}, "and the others are ruled out by name"
+
+
+def large_items(probed: Probes) -> Probes:
+    """The same with items of 100 bytes."""
+    return replace(probed, runs=tuple(replace(run, bytes=(400,) * len(run.bytes)) for run in probed.runs))
+
+
+def test_few_items_make_small_batches(probed: Probes) -> None:
+    predictor, bounds = Predictor(probed), bounds_of(probed.machine)
+    found, _ = candidates_of(Wish(), Setting(), probed, predictor, Objective(items=10), bounds)
+    assert {each.setting.batch_size for each in found} == {8}
+
+
+def test_a_run_of_more_items_than_asked_for_is_not_less_than_nothing() -> None:
+    extent = Extent(batches=1, warmup=0)
+    subject = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=100)
+    line = Timeline(asked_s=(0.0,), got_s=(0.9,), done_s=(1.0,), items=(32,), batches=(1,))
+    trial = Trial(
+        outcome="done", workload=subject, setting=Setting(), extent=extent, items=32, total_s=1.0, timeline=line
+    )
+    assert Objective(items=8).of_trial(trial) >= 1 / 4
+
+
 def test_several_gpus_share_what_the_machine_has(probed: Probes) -> None:
     one, four = bounds_of(probed.machine), bounds_of(probed.machine, gpus=4)
     assert four.usable_cores == one.usable_cores / 4
@@ -81,6 +117,34 @@ def test_a_very_long_run_is_told_from_a_short_one(probed: Probes) -> None:
     assert huge.total_s == pytest.approx(10**10 * 0.002 / 2, rel=0.2), (
         "an item and its share of collating take 1 ms each"
     )
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"got_s": ()}, {"items": ()}, {"items": (0,) * 12}, {"cpu_s": (1.0,)}, {"batch_size": 0}],
+    ids=lambda broken: ", ".join(broken),
+)
+def test_probes_that_do_not_hold_together_are_refused(broken: dict[str, Any], probed: Probes) -> None:
+    first, *rest = probed.runs
+    assert read(encode(probed)) == probed
+    with pytest.raises(InputError, match="do not hold together"):
+        read(encode(replace(probed, runs=(replace(first, **broken), *rest))))
+
+
+def test_probes_of_a_machine_without_cores_or_of_another_version_are_refused(probed: Probes) -> None:
+    with pytest.raises(InputError, match="do not hold together"):
+        read(encode(replace(probed, machine=replace(probed.machine, usable_cores=0))))
+    with pytest.raises(InputError, match="version 7, this Stoker reads 1: probe again"):
+        read(b'{"version": 7, "all": "else"}')
+
+
+def test_a_landscape_of_many_workers_fits_a_terminal(probed: Probes, capsys: pytest.CaptureFixture[str]) -> None:
+    wide = replace(probed, runs=(*probed.runs, replace(probed.runs[0], batch_size=512)))
+    predictor = Predictor(wide, cores=32)
+    Console(width=80, file=sys.stdout).print(grid_view(landscape(predictor, wide, 50_000), wide))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "batch 4" in shown
 
 
 @pytest.mark.parametrize(

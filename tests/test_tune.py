@@ -14,6 +14,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import stoker
 from stoker import Setting
@@ -91,7 +92,8 @@ def test_batch_sizes_stay_within_what_was_asked() -> None:
     assert Wish(batch_size=48).batch_sizes(None, None) == [48]
     assert Wish(max_batch=100).batch_sizes(None, None) == [8, 16, 32, 64, 100]
     assert Wish().batch_sizes(40, None) == [8, 16, 32]
-    assert Wish().batch_sizes(None, 3) == [3]
+    assert Wish().batch_sizes(None, 3) == [1, 2, 3]
+    assert Wish().batch_sizes(5, None) == [1, 2, 4, 5]
     assert 48 in Wish(current=Setting(batch_size=48)).batch_sizes(None, None)
 
 
@@ -152,7 +154,9 @@ def test_a_plan_makes_its_loader(plan: Plan) -> None:
     loader = plan.loader(list(range(100)), shuffle=True)
     assert loader.batch_size == plan.batch_size
     assert loader.num_workers == plan.num_workers
-    assert plan.loader([1], num_workers=0, prefetch_factor=None, persistent_workers=False).num_workers == 0
+    assert plan.loader([1], num_workers=0).num_workers == 0
+    sampler = BatchSampler(SequentialSampler(range(9)), 3, drop_last=False)
+    assert plan.loader(list(range(9)), batch_sampler=sampler).batch_sampler is sampler
     assert plan.line.startswith("DataLoader(dataset, batch_size=")
 
 
@@ -193,7 +197,7 @@ def test_a_profile_says_what_would_help() -> None:
 def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def count(predictor: Any, setting: Setting, items: int, *, epochs: int) -> list[Any]:
+    def count(predictor: Any, setting: Setting, items: int, *, epochs: int, waited: float | None) -> list[Any]:
         counted.append(items * epochs)
         return []
 
@@ -214,6 +218,22 @@ def test_the_thesis_planner_takes_the_largest_batch() -> None:
     found = tune(f"{HERE}:plain", max_batch=16, device="sleep:5ms", mode="infer", budget_s=3, planner="thesis")
     assert found.batch_size == 16
     assert found.num_workers == 1
+
+
+def test_the_thesis_planner_runs_the_current_setting_and_says_what_it_takes_for_granted() -> None:
+    options: dict[str, Any] = {"max_batch": 16, "device": "sleep:5ms", "mode": "infer", "budget_s": 3}
+    found = tune(f"{HERE}:plain", planner="thesis", current="batch=8,workers=0", **options)
+    assert found.batch_size == 16
+    assert found.gain is not None
+    assert any("t_d / t_g" in note and "at batch 8" in note for note in found.notes)
+
+
+def test_a_batch_sampler_leaves_only_the_workers_to_choose() -> None:
+    found = tune(f"{ODD}:own_batches", device="sleep:5ms", mode="infer", budget_s=3, current="batch=64,workers=0")
+    assert {each.setting.batch_size for each in found.candidates} == {5}
+    assert found.line.startswith("DataLoader(dataset, batch_sampler=batch_sampler, num_workers=")
+    assert found.current is not None
+    assert any("batch_sampler sets its batches" in note for note in found.notes)
 
 
 def test_the_thesis_planner_keeps_the_effective_batch() -> None:
@@ -251,14 +271,16 @@ def test_a_stream_needs_to_be_told_how_long() -> None:
         tune(f"{HERE}:stream", device="cpu", mode="infer", budget_s=2, max_batch=16)
     found = tune(f"{HERE}:stream", items=200, device="cpu", mode="infer", budget_s=2, max_batch=16)
     assert found.measured is not None
+    assert any("once for each worker" in note for note in found.notes) == (found.num_workers > 1)
 
 
 def test_a_budget_of_one_second_is_answered_and_said() -> None:
     found = tune(f"{HERE}:planted", items=64, device="cpu", mode="infer", max_batch=16, budget_s=1)
     assert found.batch_size >= 1
     assert any("budget" in note for note in found.notes)
-    with pytest.raises(InputError, match="above 0"):
-        tune(f"{HERE}:plain", budget_s=0)
+    for budget_s in (0, math.nan):
+        with pytest.raises(InputError, match="above 0"):
+            tune(f"{HERE}:plain", budget_s=budget_s)
 
 
 def test_items_of_wildly_varying_cost() -> None:
@@ -297,11 +319,13 @@ def test_a_step_that_never_runs_is_one_sentence(name: str, words: str) -> None:
         ({"batch_size": 0}, "batch size must be at least 1"),
         ({"max_batch": 0}, "max batch must be at least 1"),
         ({"items": 0}, "items must be at least 1"),
+        ({"mode": "guess"}, "no such mode"),
+        ({"planner": "guess"}, "no such planner"),
     ],
 )
 def test_wrong_values_are_one_sentence(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        tune(f"{HERE}:plain", device="cpu", mode="infer", budget_s=2, **options)
+        tune(f"{HERE}:plain", device="cpu", budget_s=2, **{"mode": "infer", **options})
 
 
 def test_an_interrupted_tune_keeps_what_was_measured(tmp_path: Path) -> None:

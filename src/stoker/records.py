@@ -209,7 +209,7 @@ class Extent(Record, frozen=True):
 
 
 class Subject(Record, frozen=True):
-    """What was run, in words and counts."""
+    """What was run, in words and counts. `items` are an epoch's; a `batch_sampler` of its own sets its batches."""
 
     name: str
     model: str
@@ -218,6 +218,8 @@ class Subject(Record, frozen=True):
     device: str
     items: int | None
     parameters: int | None = None
+    stream: bool = False
+    batch_sampler: bool = False
 
 
 class Stage(Record, frozen=True):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler
 
 import stoker
 
@@ -72,3 +72,9 @@ def breaks_late() -> stoker.Workload:
 
 def empty_stream() -> stoker.Workload:
     return workload_of(NoItems())
+
+
+def own_batches() -> stoker.Workload:
+    """Batches of five, whatever is asked for."""
+    data = Few(400)
+    return workload_of(data).with_(batch_sampler=BatchSampler(SequentialSampler(data), 5, drop_last=False))

@@ -143,7 +143,6 @@ def tune(
     from stoker.measure.trial import Named
     from stoker.report import documents, plans, terminal
     from stoker.report.progress import Show
-    from stoker.tune.candidates import parse_current
     from stoker.tune.plan import tune as choose
     from stoker.units import parse_bytes, parse_seconds
 
@@ -170,7 +169,7 @@ def tune(
                 max_batch=max_batch,
                 global_batch=global_batch,
                 gpus=gpus,
-                current=parse_current(current) if current else None,
+                current=current,
                 gpu_memory=gpu_memory,
                 host_memory_bytes=parse_bytes(host_memory) if host_memory else None,
                 mode=mode,

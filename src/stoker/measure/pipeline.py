@@ -1,14 +1,14 @@
 """One measured run of a workload under a setting: the loop, its clocks, and the trial they make."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from stoker.errors import InputError
 from stoker.machine import inspect, pagecache
@@ -234,7 +234,8 @@ def _subject(
 ) -> Subject:
     name = device_name if isinstance(device, Nap) else str(device)
     model = type(step.model).__name__ if isinstance(step, ModelStep) else device_name
-    items = len(dataset) if hasattr(dataset, "__len__") else None
+    source = workload.sampler if isinstance(workload.sampler, Sized) else dataset
+    items = len(source) if isinstance(source, Sized) else None
     return Subject(
         name=workload.name,
         model=model,
@@ -243,6 +244,8 @@ def _subject(
         device=name,
         items=items,
         parameters=step.parameters,
+        stream=isinstance(dataset, IterableDataset),
+        batch_sampler=workload.batch_sampler is not None,
     )
 
 

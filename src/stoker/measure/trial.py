@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.errors import StokerError
+from stoker.errors import InputError, StokerError
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
 from stoker.measure import isolate
@@ -101,6 +101,8 @@ class _Watcher:
 
 def first_guess(source: Workload | Named, mode: Mode | None, device: str) -> Subject:
     """The subject of a trial that ended before it could say."""
+    if mode not in (None, "train", "infer"):
+        raise InputError(f"no such mode: {mode!r}; choose train or infer")
     name = source.spec if isinstance(source, Named) else source.name
     data = (source.data if isinstance(source, Named) else source.data_name) or "its own"
     return Subject(name=name, model=name, data=data, mode=mode or "infer", device=device, items=None)

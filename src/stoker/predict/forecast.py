@@ -22,6 +22,7 @@ _SEEDS = 15
 _NOISE, _FIRST_NOISE = 0.12, 0.2
 """The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
 the same setting on a shared machine differ by."""
+NO_LENGTH = "the dataset has no length; say how many items to count with: --items 10000"
 _CROWDED = 2.0
 """With more workers than cores, the order in which they get them decides the first batch: so much wider."""
 
@@ -141,7 +142,7 @@ def predict(
 def items_of(probes: Probes) -> int:
     """How many items an epoch has; a stream of unknown length must be told."""
     if probes.subject.items is None:
-        raise InputError("the dataset has no length; say how many items to count with: --items 10000")
+        raise InputError(NO_LENGTH)
     return probes.subject.items
 
 

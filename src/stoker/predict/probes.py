@@ -96,10 +96,31 @@ class Probes(Record, frozen=True):
 
 def read(data: bytes) -> Probes:
     """Probes from a file's bytes, checked."""
+    version = decode(data, _Versioned).version
+    if version != VERSION:
+        raise InputError(f"these probes have version {version}, this Stoker reads {VERSION}: probe again")
     probes = decode(data, Probes)
-    if probes.version != VERSION:
-        raise InputError(f"these probes have version {probes.version}, this Stoker reads {VERSION}: probe again")
+    if not probes.machine.usable_cores > 0 or not all(map(_holds_together, probes.runs)):
+        raise InputError("these probes do not hold together, as if a part were missing: probe again")
     return probes
+
+
+class _Versioned(msgspec.Struct):
+    version: int = VERSION
+
+
+def _holds_together(run: Run) -> bool:
+    """Whether every list has a value for each batch, or none at all."""
+    count = len(run.items)
+    always = (run.asked_s, run.got_s, run.done_s, run.bytes)
+    maybe = (run.worker, run.began_s, run.ended_s, run.cpu_s, run.collate_s)
+    return (
+        count > 0
+        and min(run.batch_size, *run.items) > 0
+        and all(len(values) == count for values in always)
+        and len({len(values) for values in maybe}) == 1
+        and len(run.began_s) in (0, count)
+    )
 
 
 def run_of(trial: Trial, kind: Kind) -> Run:

@@ -41,7 +41,7 @@ def _heading(plan: Plan) -> Text:
     wanted = plan.objective
     what = f"{wanted.items:,} items" + (f" × {wanted.epochs} epochs" if wanted.epochs > 1 else "")
     goal = "highest steady rate" if wanted.kind == "throughput" else f"least time for {what}"
-    return Text.assemble((plan.workload, "bold"), f" · {goal}")
+    return Text.assemble((plan.workload, "bold"), f" · {plan.mode} · {goal}")
 
 
 def _summary(plan: Plan) -> str:
@@ -51,6 +51,8 @@ def _summary(plan: Plan) -> str:
         said += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
     if plan.measured is not None:
         said += f": {format_seconds(plan.measured.total_s)} measured"
+        if plan.objective.kind == "throughput":
+            said += f" ({plan.measured.steady_items_per_s:,.1f} items/s)"
     if plan.predicted is not None:
         said += f", {format_seconds(plan.predicted_s)} predicted"
     if plan.gain is not None:

@@ -42,18 +42,18 @@ def _heading(found: Prediction, probes: Probes) -> Text:
 
 
 def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
-    """Seconds over batch sizes (down) and workers (across); the best in bold."""
+    """Seconds over workers (down) and batch sizes (across), which are fewer; the best in bold."""
     sizes = sorted({each.setting.batch_size for each in found})
     counts = sorted({each.setting.num_workers for each in found})
     cells = {(each.setting.batch_size, each.setting.num_workers): each for each in found}
     best = min(found, key=lambda each: each.total_s)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("batch", justify="right")
-    for count in counts:
-        table.add_column(f"{count} workers" if count == counts[0] else str(count), justify="right", no_wrap=True)
+    table.add_column("workers", justify="right", no_wrap=True)
     for size in sizes:
-        texts = [_cell(cells.get((size, count)), best) for count in counts]
-        table.add_row(str(size), *texts)
+        table.add_column(f"batch {size}" if size == sizes[0] else str(size), justify="right", no_wrap=True)
+    for count in counts:
+        texts = [_cell(cells.get((size, count)), best) for size in sizes]
+        table.add_row(str(count), *texts)
     items = f"{best.items:,} items" + (f", {best.epochs} epochs" if best.epochs > 1 else "")
     said = (
         f"Best: batch {best.setting.batch_size}, {best.setting.num_workers} workers, "
@@ -67,7 +67,8 @@ def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
 def _cell(found: Prediction | None, best: Prediction) -> Text:
     if found is None:
         return Text("–")
-    return Text(f"{found.total_s:.2f}", style="bold green" if found is best else "")
+    digits = 2 if found.total_s < 10 else 1 if found.total_s < 100 else 0
+    return Text(f"{found.total_s:.{digits}f}", style="bold green" if found is best else "")
 
 
 def probes_view(probes: Probes, path: str | None) -> RenderableType:

@@ -56,8 +56,8 @@ def verdict(trial: Trial) -> Verdict | None:
 def _start(trial: Trial, run: Span, share: float) -> Verdict:
     first_s = trial.start_s + (trial.first_batch_s or 0.0)
     sentence = (
-        f"the first batch comes after {first_s:.2f} s of {run.seconds:.2f} s: the run is too short "
-        f"for {trial.setting.num_workers} workers and batches of {trial.setting.batch_size} to pay"
+        f"the first batch comes after {format_seconds(first_s)} of {format_seconds(run.seconds)}: starting takes most "
+        "of so short a run"
     )
     return Verdict(bottleneck="start", share=min(1.0, share), sentence=sentence)
 
@@ -110,11 +110,18 @@ class Remedy(Record, frozen=True):
 
 
 def remedies(
-    predictor: Predictor, setting: Setting, items: int, *, epochs: int = 1, chosen: bool = False
+    predictor: Predictor,
+    setting: Setting,
+    items: int,
+    *,
+    epochs: int = 1,
+    chosen: bool = False,
+    waited: float | None = None,
 ) -> list[Remedy]:
     """Concrete changes that are predicted to save time, the best first; or the one that will not help, said.
 
-    A setting that was `chosen` by runs is not advised against: batch and workers stay out of it.
+    A setting that was `chosen` by runs is not advised against: batch and workers stay out of it. `waited` is the share
+    of a run that the device waited, where there was one: it knows better than a prediction.
     """
     now = predictor.predict(setting, items, epochs=epochs)
     changes = list(_changes(predictor, setting, items, epochs))
@@ -126,8 +133,9 @@ def remedies(
         if after < now.total_s * (1 - _WORTH)
     ]
     found.sort(key=lambda remedy: remedy.after_s)
-    if now.wait_share < 0.1:
-        share = 1 - now.wait_share
+    waiting = now.wait_share if waited is None else max(waited, now.wait_share)
+    if waiting < 0.1:
+        share = 1 - waiting
         said = f"more workers will not help, as the device works {share:.0%} of the time"
         found.append(Remedy(change=said, before_s=now.total_s, after_s=now.total_s))
     return found
@@ -192,6 +200,12 @@ def _read_only(predictor: Predictor, batch_size: int) -> float:
     return min(1.0, costs.shares.get("read", 0.0) + copying)
 
 
+def waited(trial: Trial) -> float | None:
+    """The share of a finished run, once steady, in which the device waited for data."""
+    span = steady(trial) if trial.outcome == "done" else None
+    return span.share("wait") if span else None
+
+
 def remedies_of(trial: Trial) -> list[Remedy]:
     """What would help, predicted from one profiled run alone: rougher than with probes."""
     if trial.outcome != "done" or trial.machine is None or not trial.workers.began_s or not trial.items:
@@ -200,6 +214,7 @@ def remedies_of(trial: Trial) -> list[Remedy]:
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=trial.setting, runs=runs)
     try:
         epochs = len(trial.timeline.batches)
-        return remedies(Predictor(probes), trial.setting, max(1, trial.items // epochs), epochs=epochs)
+        items = max(1, trial.items // epochs)
+        return remedies(Predictor(probes), trial.setting, items, epochs=epochs, waited=waited(trial))
     except InputError:
         return []

@@ -77,17 +77,23 @@ class Wish(Record, frozen=True):
             share = self.global_batch // self.gpus
             sizes = [size for size in range(1, min(share, most) + 1) if share % size == 0]
             return sizes[-8:]
-        sizes = [2**power for power in range(_SMALLEST.bit_length() - 1, 31) if 2**power <= most]
-        if self.max_batch is not None and self.max_batch <= most:
-            sizes.append(self.max_batch)
+        least = _SMALLEST if most >= _SMALLEST else 1
+        sizes = [2**power for power in range(least.bit_length() - 1, 31) if 2**power <= most]
+        if most < _SMALLEST or (self.max_batch is not None and self.max_batch <= most):
+            sizes.append(most)
         if self.current is not None and self.current.batch_size <= most:
             sizes.append(self.current.batch_size)
-        return sorted(set(sizes)) or [most]
+        return sorted(set(sizes))
 
     def probe_sizes(self, ceiling: int | None) -> list[int]:
         """The least, a middle and the largest: what lies between is interpolated."""
         sizes = self.batch_sizes(ceiling, None)
         return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+    def with_batch(self, batch_size: int) -> "Wish":
+        """The same for a loader whose batches are set by something else."""
+        current = self.current and msgspec.structs.replace(self.current, batch_size=batch_size)
+        return msgspec.structs.replace(self, batch_size=batch_size, current=current)
 
     def is_current(self, setting: Setting | RuledOut) -> bool:
         now = self.current
@@ -113,7 +119,10 @@ def candidates_of(
     item_bytes = bytes_of_an_item(probes)
     found: list[Candidate] = []
     out: list[RuledOut] = []
-    sizes, counts = wish.batch_sizes(None, probes.subject.items), _worker_counts(bounds, wish)
+    items = min(probes.subject.items or objective.items, objective.items)
+    sizes, counts = wish.batch_sizes(None, items), _worker_counts(bounds, wish)
+    if wish.batch_size is None:  # what lies above a bound is ruled out by name; below it there has to be something
+        sizes = sorted({*sizes, *wish.batch_sizes(_bearable(item_bytes, bounds, sizes[0]), items)})
     pairs = [(size, workers) for size in sizes for workers in counts]
     if wish.current is not None:
         pairs.append((wish.current.batch_size, wish.current.num_workers))
@@ -128,6 +137,14 @@ def candidates_of(
         if broken is None or (now and broken.bound == "CPUs"):
             found.append(candidate_of(setting, wish, predictor, objective, asked_for=size in sizes))
     return sorted(found, key=lambda each: each.predicted_s), out
+
+
+def _bearable(item_bytes: float, bounds: Bounds, least: int) -> int | None:
+    """The largest batch that the machine bears without workers, where it bears not even the least one."""
+    size = least
+    while size > 1 and ruled_out(Setting(batch_size=size), item_bytes, bounds) is not None:
+        size -= 1
+    return None if size == least else size
 
 
 def candidate_of(

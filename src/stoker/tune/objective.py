@@ -35,6 +35,7 @@ class Objective(Record, frozen=True):
         if self.kind == "throughput":
             return self.items * self.epochs * each_s
         epoch_s = trial.total_s + (self.items - trial.items) * each_s
+        epoch_s = max(epoch_s, trial.total_s * min(1.0, self.items / trial.items))  # one batch may be more than all
         if not trial.setting.persistent_workers:
             return self.epochs * epoch_s
         return epoch_s + (self.epochs - 1) * self.items * each_s

@@ -1,11 +1,11 @@
 """What to set: probe a little, predict every setting, run the best few in turns, and answer with the best of those."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -15,8 +15,8 @@ from stoker.measure.trial import Named, OnEvent
 from stoker.predict.forecast import Prediction, Predictor, items_of
 from stoker.predict.probes import Probes
 from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
-from stoker.tune.advise import Remedy, remedies, verdict
-from stoker.tune.candidates import Candidate, Wish, candidates_of
+from stoker.tune.advise import Remedy, remedies, verdict, waited
+from stoker.tune.candidates import Candidate, Wish, candidates_of, parse_current
 from stoker.tune.constrain import Bounds, RuledOut, bounds_of
 from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis, why_not_the_quickest
 from stoker.tune.limit import Limit, limit
@@ -42,7 +42,9 @@ class Plan(Record, frozen=True):
     persistent_workers: bool
     accumulate: int
     gpus: int
+    batch_sampler: bool
     workload: str
+    mode: Mode
     planner: Planner
     objective: Objective
     predicted: Prediction | None
@@ -67,7 +69,8 @@ class Plan(Record, frozen=True):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments for a DataLoader."""
-        options: dict[str, Any] = {"batch_size": self.batch_size, "num_workers": self.num_workers}
+        options: dict[str, Any] = {} if self.batch_sampler else {"batch_size": self.batch_size}
+        options["num_workers"] = self.num_workers
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
@@ -76,13 +79,19 @@ class Plan(Record, frozen=True):
     @property
     def line(self) -> str:
         """A line to paste."""
-        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in self.options.items())})"
+        options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
+        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in options.items())})"
 
     def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
         """A DataLoader as planned; `options` (shuffle, collate_fn, ...) are passed on and win."""
         from torch.utils.data import DataLoader
 
-        return DataLoader(dataset, **{**self.options, **options})
+        planned = self.options
+        if options.get("num_workers") == 0:
+            planned = {name: planned[name] for name in planned if name not in ("prefetch_factor", "persistent_workers")}
+        if options.get("batch_sampler") is not None:
+            planned.pop("batch_size", None)
+        return DataLoader(dataset, **{**planned, **options})
 
 
 def tune(
@@ -95,7 +104,7 @@ def tune(
     max_batch: int | None = None,
     global_batch: int | None = None,
     gpus: int = 1,
-    current: Setting | None = None,
+    current: Setting | str | None = None,
     gpu_memory: int | str | None = None,
     host_memory_bytes: int | None = None,
     mode: Mode | None = None,
@@ -108,12 +117,15 @@ def tune(
     """Find the batch size and the workers that finish soonest, and prove it with runs."""
     began = perf_counter()
     source = Named(spec=source) if isinstance(source, str) else source
+    current = parse_current(current) if isinstance(current, str) else current
     wish = Wish(batch_size=batch_size, max_batch=max_batch, global_batch=global_batch, gpus=gpus, current=current)
     for name, value in (("items", items), ("epochs", epochs)):
         if value is not None and value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
-    if budget_s <= 0:
+    if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
+    if planner not in get_args(Planner):
+        raise InputError(f"no such planner: {planner!r}; choose {', '.join(get_args(Planner))}")
     find = partial(limit, source, mode=mode, precision=precision, device=_gpu(device), on_event=on_event)
     ceiling = _comfortable(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
     tuner = _Tuner(
@@ -165,12 +177,22 @@ class _Tuner:
         self._on_event, self._began = on_event, began
         self._base = Setting(precision=precision, persistent_workers=asked[1] > 1)
         self._trials: list[Trial] = []
+        self._more_notes: list[str] = []
         self._probes: Probes | None = None
 
     def talk(self) -> Talk[Plan | None]:
         """All of it in one child; None where it has to stop for the ceiling of device memory."""
         sizes = self._wish.probe_sizes(self.ceiling)
-        probes = yield from probing(self._base, sizes, budget_s=_PROBE_SHARE * self._budget_s, on_event=self._on_event)
+        probes = yield from probing(
+            self._base,
+            sizes,
+            budget_s=_PROBE_SHARE * self._budget_s,
+            host_memory_bytes=self._host_memory_bytes,
+            needs_length=self._asked[0] is None,
+            on_event=self._on_event,
+        )
+        if probes.subject.batch_sampler:
+            self._wish = self._wish.with_batch(probes.runs[0].batch_size)
         self._tell("probes", msgspec.to_builtins(probes))
         self._probes = probes
         if self.ceiling is None and probes.subject.device.startswith("cuda") and probes.ran_out:
@@ -208,7 +230,9 @@ class _Tuner:
         if self._planner == "grid":
             return (yield from everything(found, objective, told))
         if self._planner == "thesis":
-            return (yield from thesis(found, objective, predictor, self._wish, bounds, left_s, told))
+            ran, note = yield from thesis(found, objective, predictor, self._wish, bounds, left_s, told)
+            self._more_notes.append(note)
+            return ran
         return (yield from contend(found, self._wish, objective, left_s, told))
 
     def _trying(self, setting: Setting) -> None:
@@ -255,7 +279,9 @@ class _Tuner:
             persistent_workers=setting.persistent_workers and setting.num_workers > 0,
             accumulate=best.accumulate,
             gpus=self._wish.gpus,
+            batch_sampler=probes.subject.batch_sampler,
             workload=probes.subject.name,
+            mode=probes.subject.mode,
             planner=self._planner,
             objective=objective,
             predicted=best.predicted,
@@ -265,7 +291,16 @@ class _Tuner:
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
             predicted_s=best.predicted_s,
-            remedies=tuple(remedies(predictor, setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True)),
+            remedies=tuple(
+                remedies(
+                    predictor,
+                    setting,
+                    per_gpu.items,
+                    epochs=per_gpu.epochs,
+                    chosen=True,
+                    waited=waited(trial) if trial else None,
+                )
+            ),
             notes=tuple(self._notes(probes, best, ran, out)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
@@ -282,8 +317,20 @@ class _Tuner:
         if failed and not any(each.measured for each in ran if each.asked_for):
             raise unusable(failed[0], "not one run of the best settings ended well")
 
+    def _stream_notes(self, probes: Probes, best: Candidate) -> Iterator[str]:
+        if not probes.subject.stream:
+            return
+        if best.setting.num_workers > 1:
+            yield (
+                "a stream gives all its items once for each worker, unless it shares them out by "
+                "torch.utils.data.get_worker_info(): see that yours does"
+            )
+        short = [trial for trial in self._trials if trial.outcome == "done" and _ended_early(trial)]
+        if short:
+            yield f"the stream ended after {short[0].items} items: the rest is reckoned at the same rate"
+
     def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate], out: Sequence[RuledOut]) -> list[str]:
-        notes = list(probes.notes)
+        notes = [*probes.notes, *self._more_notes, *self._stream_notes(probes, best)]
         spent_s = perf_counter() - self._began
         if spent_s > 1.25 * self._budget_s:
             notes.append(
@@ -294,7 +341,10 @@ class _Tuner:
                 "other processes took the CPUs during the runs: figures are unstable, tune again when it is calm"
             )
         if self._wish.gpus > 1:
-            notes.append(f"measured on one GPU with all CPUs; predicted for {self._wish.gpus} that share them")
+            notes.append(
+                f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
+                f"{self._wish.gpus} that share them"
+            )
         notes += dict.fromkeys(
             f"batch {trial.setting.batch_size}, {trial.setting.num_workers} workers did not finish: {why(trial)}"
             for trial in self._trials
@@ -317,6 +367,10 @@ class _Tuner:
                 notes.append(f"not the largest batch, which the thesis would take: {size} took {what}")
         notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
         return notes
+
+
+def _ended_early(trial: Trial) -> bool:
+    return trial.extent.batches is not None and sum(trial.timeline.batches) < trial.extent.batches
 
 
 def _same(one: Setting, other: Setting) -> bool:

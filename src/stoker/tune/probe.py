@@ -16,9 +16,10 @@ from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
 from stoker.measure.keeping import can_keep_memory
 from stoker.measure.others import disturbed
 from stoker.measure.trial import Named, OnEvent
+from stoker.predict.forecast import NO_LENGTH
 from stoker.predict.probes import Kind, Probes, Run, facts_of, run_of
 from stoker.records import Extent, Mode, Problem, Setting, Subject, Trial
-from stoker.tune.constrain import Bounds, bounds_of, ruled_out
+from stoker.tune.constrain import bounds_of, ruled_out
 from stoker.workload.definition import Workload
 
 DEFAULT_BUDGET_S = 30.0
@@ -54,19 +55,38 @@ def probe(
 
 
 def probing(
-    setting: Setting, batch_sizes: Sequence[int], *, budget_s: float, on_event: OnEvent | None = None
+    setting: Setting,
+    batch_sizes: Sequence[int],
+    *,
+    budget_s: float,
+    host_memory_bytes: int | None = None,
+    needs_length: bool = False,
+    on_event: OnEvent | None = None,
 ) -> Talk[Probes]:
-    """The same, as jobs for a bench that may go on to other things."""
-    if budget_s <= 0:
+    """The same, as jobs for a bench that may go on to other things; a set without a length is refused where it
+    `needs_length`."""
+    if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
-    return (yield from _Prober(setting, sorted(set(batch_sizes)), budget_s, on_event).talk())
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise InputError(f"batch sizes must be at least 1, got {list(batch_sizes) or 'none'}")
+    sizes = sorted(set(batch_sizes))
+    return (yield from _Prober(setting, sizes, budget_s, host_memory_bytes, needs_length, on_event).talk())
 
 
 class _Prober:
     """Keeps count of what was run, what it cost, and what the budget still has."""
 
-    def __init__(self, setting: Setting, sizes: Sequence[int], budget_s: float, on_event: OnEvent | None) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        sizes: Sequence[int],
+        budget_s: float,
+        host_memory_bytes: int | None,
+        needs_length: bool,
+        on_event: OnEvent | None,
+    ) -> None:
         self._setting, self._sizes, self._budget_s, self._on_event = setting, sizes, budget_s, on_event
+        self._host_memory_bytes, self._needs_length = host_memory_bytes, needs_length
         self._began = perf_counter()
         self._runs: list[Run] = []
         self._notes: list[str] = []
@@ -74,7 +94,6 @@ class _Prober:
         self._items: int | None = None
         self._item_s = 0.0
         self._warmed = 0
-        self._largest = sizes[-1]
         self._disturbed = 0
         self._failed_step: Trial | None = None
         self._ran_out = False
@@ -96,8 +115,10 @@ class _Prober:
         return self._probes()
 
     def _clamped(self) -> list[int]:
-        """No batch larger than the set."""
-        most = self._items or self._largest
+        """No batch larger than the set, or than host memory takes."""
+        most = min(self._items or self._sizes[-1], self._sizes[-1])
+        while most > 1 and self._breaks(most, 0):
+            most //= 2
         return sorted({min(size, most) for size in self._sizes})
 
     # ------------------------------------------------------------ runs
@@ -113,6 +134,11 @@ class _Prober:
         self._facts = facts_of(trial.machine or inspect())
         self._item_s = _item_s(trial)
         self._item_bytes = max(trial.workers.batch_bytes, default=0) / max(trial.timeline.items)
+        if self._items is None and self._needs_length:
+            raise InputError(NO_LENGTH)
+        if trial.workload.batch_sampler:
+            self._sizes = [max(1, round(trial.items / len(trial.timeline.items)))]
+            self._notes.append("the workload's batch_sampler sets its batches: only the workers can be chosen")
 
     def _warm_up(self, small: int, middle: int, large: int) -> Talk[None]:
         """Bring the items that the probes go over into the page cache, so that all of them find them there.
@@ -299,12 +325,16 @@ class _Prober:
 
     def _bearable(self, size: int, workers: int) -> int:
         """So many workers, or as many as shared memory, host memory and open files take at this size."""
-        bounds = bounds_of(self._facts)
-        while workers and _breaks(
-            msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers), self._item_bytes, bounds
-        ):
+        while workers and self._breaks(size, workers):
             workers -= 1
         return workers
+
+    def _breaks(self, size: int, workers: int) -> bool:
+        """Whether the machine cannot bear it; that it would not pay is no reason not to probe it."""
+        setting = msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers)
+        bounds = bounds_of(self._facts, host_memory_bytes=self._host_memory_bytes)
+        broken = ruled_out(setting, self._item_bytes, bounds)
+        return broken is not None and broken.bound != "CPUs"
 
     def _probes(self) -> Probes:
         assert self._subject is not None
@@ -351,12 +381,6 @@ def _workers(count: int) -> str:
 
 def why(trial: Trial) -> str:
     return trial.problem.sentence if trial.problem else trial.outcome
-
-
-def _breaks(setting: Setting, item_bytes: float, bounds: Bounds) -> bool:
-    """Whether the machine cannot bear it; that it would not pay is no reason not to probe it."""
-    broken = ruled_out(setting, item_bytes, bounds)
-    return broken is not None and broken.bound != "CPUs"
 
 
 def unusable(trial: Trial, what: str = "not even a short run of this workload ends well") -> InputError:
