@@ -1,25 +1,27 @@
 """Logs every storage that a step makes and drops on a fake CUDA device: no GPU, and no memory for what it logs."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import torch
 
 from stoker.errors import InputError
-from stoker.measure import attention, composites, fake_cuda, masks, recurrent
+from stoker.measure import attention, compiled, composites, fake_cuda, masks, recurrent
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import DEFAULT_GPU, Architecture, architecture
 from stoker.measure.fake_cuda import CUDA
-from stoker.measure.recorder import TRACED_BATCH, Recorder
+from stoker.measure.recorder import Recorder
 from stoker.records import Mode, Precision
 from stoker.workload import passes
 from stoker.workload.batches import mapped
 from stoker.workload.definition import Workload
 from stoker.workload.examples import EXAMPLE_ITEMS, Example, worst_example
 
+_PRIMES = (251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -43,35 +45,93 @@ def record(
     began = perf_counter()
     card = architecture(gpu)
     _install(card, mode)
-    with fake_cuda.LazyBuild():
-        model = passes.make_model(workload)
     batch = _followed(example or worst_example(workload))
     masks.answer_from(batch)
-    validating = validate and mode == "train"
-    apart = validating and workload.validation is not None
-    validation = _followed(worst_example(workload, "validation")) if apart else batch
-    log = Recorder(card)
-    with fake_cuda.fake_tensors(), log:
-        fake_cuda.to_fake_cuda(model, log.born, channels_last=channels_last).train(mode == "train")
-        step = _Step(workload, model, mode, precision, optimizer, channels_last)
-        init = log.steps_begin()
-        step(batch)
-        first = len(log.events)
-        if validating:
-            step.infer(validation)
-        events = tuple(log.events)
-    return AllocationLog(
-        storages=tuple(log.storages),
-        init=events[:init],
-        first=events[init:first],
-        steady=_repeated(events[init:first]),
-        validate=events[first:],
-        batch_size=TRACED_BATCH,
-        workspace_bytes=card.workspace_bytes,
-        attention=tuple(sorted(attention.used)),
-        unseen=_unseen(model),
-        seconds=perf_counter() - began,
-    )
+    validation = None
+    if validate and mode == "train":
+        apart = workload.validation is not None
+        validation = _followed(worst_example(workload, "validation")) if apart else batch
+    chosen = workload.with_(optimizer=OPTIMIZERS[optimizer]) if optimizer else workload
+    following = _Following(chosen, mode, precision, channels_last, card, batch, validation)
+    return msgspec.structs.replace(following.log(), seconds=perf_counter() - began)
+
+
+class _Following:
+    """One step, to be followed at one batch size or two."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        mode: Mode,
+        precision: Precision,
+        channels_last: bool,
+        card: Architecture,
+        batch: Any,
+        validation: Any,
+    ) -> None:
+        self._workload, self._mode, self._precision, self._channels_last = workload, mode, precision, channels_last
+        self._card, self._batch, self._validation = card, batch, validation
+
+    def log(self) -> AllocationLog:
+        """At a prime that divides no side of the model's tensors or of the batch's. Where something seems to grow with
+        the square of the batch, a side in between may be a multiple of it: another prime tells."""
+        model = self._made()
+        first, *others = _primes(_sides(model, (self._batch, self._validation)))
+        found = self._logged(model, first)
+        if not _squares(found):
+            return found
+        again = self._logged(self._made(), others[0])
+        return min((found, again), key=lambda log: len(_squares(log)))
+
+    def _made(self) -> torch.nn.Module:
+        with fake_cuda.LazyBuild():
+            return passes.make_model(self._workload)
+
+    def _logged(self, model: torch.nn.Module, batch_size: int) -> AllocationLog:
+        log = Recorder(self._card, batch_size)
+        with fake_cuda.fake_tensors(), log:
+            fake_cuda.to_fake_cuda(model, log.born, channels_last=self._channels_last).train(self._mode == "train")
+            step = _Step(self._workload, model, self._mode, self._precision, batch_size, self._channels_last)
+            init = log.steps_begin()
+            step(self._batch)
+            first = len(log.events)
+            if self._validation is not None:
+                step.infer(self._validation)
+            events = tuple(log.events)
+        return AllocationLog(
+            storages=tuple(log.storages),
+            init=events[:init],
+            first=events[init:first],
+            steady=_repeated(events[init:first]),
+            validate=events[first:],
+            batch_size=batch_size,
+            workspace_bytes=self._card.workspace_bytes,
+            attention=tuple(sorted(attention.used)),
+            unseen=_unseen(model, log.custom),
+        )
+
+
+def _primes(sides: set[int]) -> list[int]:
+    """Those of a table that divide none of these; the whole table where each divides some."""
+    return [prime for prime in _PRIMES if all(side % prime for side in sides)] or list(_PRIMES)
+
+
+def _sides(model: torch.nn.Module, examples: Any) -> set[int]:
+    """Of every tensor, but for the one that counts the items."""
+    sides: set[int] = set()
+    for tensor in (*model.parameters(), *model.buffers()):
+        sides.update(tensor.shape)
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        sides.update(tensor.shape[1:])
+        return tensor
+
+    mapped(examples, look)
+    return sides - {0}
+
+
+def _squares(log: AllocationLog) -> list[float]:
+    return [storage.square_bytes for storage in log.storages if storage.square_bytes]
 
 
 def _install(card: Architecture, mode: Mode) -> None:
@@ -87,11 +147,14 @@ def _repeated(first: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(event for event in first if event < 0 or event in died)
 
 
-def _unseen(model: torch.nn.Module) -> tuple[str, ...]:
+def _unseen(model: torch.nn.Module, custom: Iterable[str]) -> tuple[str, ...]:
     """What takes memory on a GPU and shows in no log."""
+    found = [f"what {name}, an operator of your own, takes inside" for name in sorted(custom)]
     if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
-        return (recurrent.UNSEEN,)
-    return ()
+        found.append(recurrent.UNSEEN)
+    if compiled.is_used(model):
+        found.append(compiled.UNSEEN)
+    return tuple(found)
 
 
 class _Step:
@@ -103,20 +166,20 @@ class _Step:
         model: torch.nn.Module,
         mode: Mode,
         precision: Precision,
-        optimizer: str | None,
+        batch_size: int,
         channels_last: bool,
     ) -> None:
         self._workload, self._model, self._mode, self._channels_last = workload, model, mode, channels_last
+        self._batch_size = batch_size
         self._dtype = _DTYPES.get(precision)
-        chosen = workload.with_(optimizer=OPTIMIZERS[optimizer]) if optimizer else workload
-        self._optimizer = passes.make_optimizer(chosen, model) if mode == "train" else None
+        self._optimizer = passes.make_optimizer(workload, model) if mode == "train" else None
         self._scaler = torch.amp.GradScaler("cuda") if mode == "train" and precision == "fp16" else None
 
     def __call__(self, example: Any) -> None:
         if self._mode == "infer":
             self.infer(example)
             return
-        batch = _inflated(example, self._channels_last)  # a loop holds on to its batch to the end of the step
+        batch = self._inflated(example)  # a loop holds on to its batch to the end of the step
         with self._autocast():
             loss = self._loss(batch)
         if loss is None:
@@ -134,7 +197,19 @@ class _Step:
     def infer(self, example: Any) -> None:
         self._model.eval()
         with torch.inference_mode(), self._autocast():
-            self._forward(_inflated(example, self._channels_last))
+            self._forward(self._inflated(example))
+
+    def _inflated(self, example: Any) -> Any:
+        """The example as fake CUDA tensors, with the traced batch in the place of its few items."""
+
+        def grow(tensor: torch.Tensor) -> torch.Tensor:
+            shape = list(tensor.shape)
+            if shape and shape[0] == EXAMPLE_ITEMS:
+                shape[0] = self._batch_size
+            layout = torch.channels_last if self._channels_last and len(shape) == 4 else torch.contiguous_format
+            return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)
+
+        return mapped(example, grow)
 
     def _autocast(self) -> Any:
         return torch.autocast("cuda", dtype=self._dtype) if self._dtype else nullcontext()
@@ -167,16 +242,3 @@ def _followed(example: Example) -> Any:
             "so its size at another batch cannot be told"
         )
     return example.batch
-
-
-def _inflated(example: Any, channels_last: bool) -> Any:
-    """The example as fake CUDA tensors, with the traced batch in the place of its few items."""
-
-    def grow(tensor: torch.Tensor) -> torch.Tensor:
-        shape = list(tensor.shape)
-        if shape and shape[0] == EXAMPLE_ITEMS:
-            shape[0] = TRACED_BATCH
-        layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
-        return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)
-
-    return mapped(example, grow)

@@ -9,10 +9,12 @@ _library: Any = None
 
 
 def install() -> None:
-    """Have `linear` written out as for plain tensors: a bias is added in place, not into memory of its own."""
+    """Have `linear` written out as for plain tensors: a bias is added in place, not into memory of its own. And the
+    loss of logits, whose gradient is made in place for those alone."""
     global _library
     _library = torch.library.Library("aten", "IMPL")
     _library.impl("linear", linear, "AutogradCUDA")
+    _library.impl("binary_cross_entropy_with_logits", loss_of_logits, "AutogradCUDA")
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -25,7 +27,49 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     return made if bias is None else made.add_(bias)
 
 
-WRITTEN_OUT = {aten.linear.default: linear}
+def loss_of_logits(x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Any:
+    return _LossOfLogits.apply(x, target, weight, pos_weight, reduction)
+
+
+class _LossOfLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, target: Any, weight: Any, pos_weight: Any, reduction: int) -> Any:
+        ctx.save_for_backward(x, target, weight, pos_weight)
+        ctx.reduction = reduction
+        return _loss_forward(x, target, weight, pos_weight, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        [gradient] = gradients
+        x, target, weight, pos_weight = ctx.saved_tensors
+        if pos_weight is None:
+            made = x.sigmoid().sub_(target)
+        else:
+            share = pos_weight.mul(target)
+            made = share.clone().add_(1).sub_(target).mul_(x.sigmoid()).sub_(share)
+        made.mul_(gradient)
+        if weight is not None:
+            made.mul_(weight)
+        return made.div_(x.numel()) if ctx.reduction == 1 else made, None, None, None, None
+
+
+def _loss_forward(x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Any:
+    loss = _loss_of_each(x, target, weight, pos_weight)
+    return loss.mean() if reduction == 1 else loss.sum() if reduction else loss
+
+
+def _loss_of_each(x: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid.mul_((pos_weight - 1).mul(target).add_(1))
+    loss = (1 - target).mul_(x).sub_(log_sigmoid)
+    return loss if weight is None else loss.mul_(weight)
+
+
+WRITTEN_OUT = {
+    aten.binary_cross_entropy_with_logits.default: _loss_forward,
+    aten.linear.default: linear,
+}
 
 IN_PLACE_BACKWARD = frozenset(
     (

@@ -168,9 +168,21 @@ def _replace(
                 if tensor is None or stride is None:
                     continue
                 if id(tensor) not in made:
-                    made[id(tensor)] = (tensor, _fake(tensor, stride))
+                    made[id(tensor)] = (tensor, _stand_in(tensor, stride))
                     on_made(made[id(tensor)][1])
                 tensors[name] = made[id(tensor)][1]  # type: ignore[assignment]
+
+
+def _stand_in(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A fake one; a parameter stays the object that it is, as in `Module.to`: an optimizer may know it already."""
+    fake = _fake(tensor, stride)
+    if isinstance(tensor, torch.nn.Parameter):
+        try:
+            torch.utils.swap_tensors(tensor, fake)
+        except (RuntimeError, AttributeError, TypeError):  # someone holds on to it in a way that cannot be swapped
+            return fake
+        return tensor
+    return fake
 
 
 def _inside_out(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

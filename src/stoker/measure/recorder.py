@@ -19,11 +19,10 @@ from stoker.measure.fake_cuda import CUDA, META, Engine
 from stoker.measure.fused_layers import WRITTEN_OUT
 from stoker.measure.outputs import returned
 
-TRACED_BATCH = 251
-"""A prime: a size that it divides grows with the batch, one that its square divides with the square of it."""
-
 _FUSED_WORKSPACE_BYTES = 2**20
 _HOST_NUMEL = 2**16
+_KNOWN = ("aten", "prim", "prims", "torchvision", "_c10d_functional", "profiler", "inductor")
+"""Whose operators take no memory but what they return, or have rules of their own here."""
 
 aten = torch.ops.aten
 _DEVICE_QUESTION = torch.ops.prim.device.default
@@ -44,11 +43,17 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = (
 
 
 class Recorder(TorchDispatchMode):
-    """The log of a step while it is written."""
+    """The log of a step while it is written.
 
-    def __init__(self, architecture: Architecture) -> None:
+    Its batch is a prime: a size that it divides grows with the batch, one that its square divides with the square of
+    it.
+    """
+
+    def __init__(self, architecture: Architecture, batch_size: int) -> None:
         mode: Any = super()
         mode.__init__()
+        self.batch_size = batch_size
+        self.custom: set[str] = set()
         self.threads, self.multiprocessors = architecture.threads, architecture.multiprocessors
         self.storages: list[Storage] = []
         self.events: list[int] = []
@@ -96,6 +101,8 @@ class Recorder(TorchDispatchMode):
         kernel = _KERNELS.get(func)
         if kernel is not None:
             return kernel(self, func, args, kwargs)
+        if func.namespace not in _KNOWN:
+            self.custom.add(func.name())
         result = returned(func, args, kwargs)
         if not self._in_place(func, args, result):
             self.born(result)
@@ -116,12 +123,16 @@ class Recorder(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and tensor.fake_device.type == "cuda":  # type: ignore[attr-defined]
                 self._one_born(tensor)
 
-    def _one_born(self, tensor: Any) -> None:
+    def born_larger(self, tensor: Any, size: int) -> None:
+        """A tensor that keeps more memory than its shape tells: it was made larger and then cut down."""
+        self._one_born(tensor, size)
+
+    def _one_born(self, tensor: Any, size: int | None = None) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._numbers or not storage.nbytes():  # nothing is asked of the allocator for no bytes
             return
-        self._numbers[key] = self._new((storage.nbytes(),))
+        self._numbers[key] = self._new((storage.nbytes() if size is None else size,))
         weakref.finalize(storage, self._died, key)
 
     def _died(self, key: int) -> None:
@@ -134,12 +145,12 @@ class Recorder(TorchDispatchMode):
     def _new(self, sizes: Iterable[int], kind: Kind = "tensor", elements: int = 0) -> int:
         fixed, item, square = 0, 0.0, 0.0
         for size in sizes:
-            if self._constant or size % TRACED_BATCH or size in self._fixed_sizes:
+            if self._constant or size % self.batch_size or size in self._fixed_sizes:
                 fixed += size
-            elif size % TRACED_BATCH**2:
-                item += size / TRACED_BATCH
+            elif size % self.batch_size**2:
+                item += size / self.batch_size
             else:
-                square += size / TRACED_BATCH**2
+                square += size / self.batch_size**2
         self.storages.append(
             Storage(
                 fixed_bytes=fixed,
@@ -147,7 +158,7 @@ class Recorder(TorchDispatchMode):
                 square_bytes=square,
                 kind=kind,
                 operator=self._operator,
-                elements_an_item=elements / TRACED_BATCH,
+                elements_an_item=elements / self.batch_size,
             )
         )
         self.events.append(len(self.storages) - 1)
@@ -163,13 +174,13 @@ class Recorder(TorchDispatchMode):
         of its output where the last ones may be split."""
         number = self._new(sizes, "scratch", elements)
         if tiles:
-            wave = TailWave(tiles_an_item=tiles / TRACED_BATCH, multiprocessors=self.multiprocessors)
+            wave = TailWave(tiles_an_item=tiles / self.batch_size, multiprocessors=self.multiprocessors)
             self.storages[number] = msgspec.structs.replace(self.storages[number], tail=wave)
         self.events.append(-number - 1)
 
     def summed(self, sums: int, rows: int) -> None:
         """What a sum over rows takes for its parts, and gives back."""
-        of_sums, of_rows = (divmod(count, TRACED_BATCH) for count in (sums, rows))
+        of_sums, of_rows = (divmod(count, self.batch_size) for count in (sums, rows))
         reduction = Reduction(
             sums=sums if of_sums[1] else 0,
             rows=rows if of_rows[1] else 0,

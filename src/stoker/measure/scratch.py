@@ -152,6 +152,89 @@ def _embedding_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> A
     return result
 
 
+# ---------------------------------------------------------------- losses
+
+
+def _loss_of(place: int, *, beside: int = 0) -> Kernel:
+    """A loss that is made for every element and then averaged or summed into its own first place: it keeps memory for
+    all elements, and takes so many tensors of it more `beside`. Its reduction is the argument at `place`."""
+
+    def run(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+        result = returned(func, args, kwargs)
+        if not _reduces(args, kwargs, place):
+            log.born(result)
+            return result
+        size = _elements(*args[:2]) * result.element_size()
+        log.born_larger(result, size)
+        _gone(log, *(size,) * beside)
+        return result
+
+    return run
+
+
+def _huber_loss(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Made for every element, and then averaged or summed elsewhere."""
+    result = returned(func, args, kwargs)
+    gives = [log.taken(_elements(*args[:2]) * result.element_size())] if _reduces(args, kwargs, 2) else []
+    log.born(result)
+    for give in gives:
+        give()
+    return result
+
+
+def _soft_margin_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The target turned round, its product with the input and the product's exponential are there at once."""
+    size = size_of(args[1])
+    turned, product, power = log.taken(size), log.taken(size), log.taken(size)
+    product()
+    turned()
+    result = returned(func, args, kwargs)
+    log.born(result)
+    power()
+    return result
+
+
+def _reduces(args: Any, kwargs: Any, place: int) -> bool:
+    reduction = args[place] if len(args) > place else kwargs.get("reduction", 1)
+    return bool(reduction)
+
+
+def _elements(one: Any, other: Any) -> int:
+    return prod(torch.broadcast_shapes(one.shape, other.shape))
+
+
+def _gone(log: "Recorder", *sizes: int) -> None:
+    """Taken together, and given back."""
+    gives = [log.taken(size) for size in sizes]
+    for give in gives:
+        give()
+
+
+# ---------------------------------------------------------------- patches of images
+
+
+def _patches(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Unfolding makes its output as large as the input first, and then anew."""
+    gives = _contiguous(log, args[0])
+    before = log.taken(size_of(args[0]))
+    result = returned(func, args, kwargs)
+    log.born(result)
+    before()
+    for give in gives:
+        give()
+    return result
+
+
+def _from_patches(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Folding makes its output as large as the input, where that is larger, and cuts it down: it keeps it all."""
+    gives = _contiguous(log, args[0])
+    result = returned(func, args, kwargs)
+    log.born_larger(result, max(size_of(args[0]), size_of(result)))
+    for give in gives:
+        give()
+    return result
+
+
 def _dropout(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     """The mask is made before the output."""
     result = returned(func, args, kwargs)
@@ -175,6 +258,14 @@ KERNELS: dict[Any, Kernel] = {
     aten._softmax_backward_data.default: _wants_contiguous(2),
     aten._log_softmax.default: _wants_contiguous(1),
     aten._log_softmax_backward_data.default: _wants_contiguous(2),
+    aten.mse_loss.default: _loss_of(2, beside=1),
+    aten.smooth_l1_loss.default: _loss_of(2, beside=1),
+    aten.soft_margin_loss.default: _loss_of(2),
+    aten.binary_cross_entropy.default: _loss_of(3),
+    aten.huber_loss.default: _huber_loss,
+    aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    aten.im2col.default: _patches,
+    aten.col2im.default: _from_patches,
     aten.sum.dim_IntList: _sum,
     aten.mean.dim: _sum,
 }

@@ -5,6 +5,7 @@ import torch
 
 from stoker.errors import InputError, MachineError
 from stoker.machine import gpu as driver
+from stoker.measure import compiled
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import is_known
 from stoker.measure.isolate import Emit
@@ -31,6 +32,7 @@ _PATIENCE_S = 60.0
 
 def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
     """The limit by the method asked for. Runs in a process that has touched no device."""
+    compiled.watch()
     workload = opened(source, question.mode, emit)
     mode = question.mode or workload.default_mode()
     if question.optimizer:
