@@ -93,7 +93,8 @@ def _watch_engine() -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before, Engine.state = Engine.state, "root"
         try:
-            return run(*args, **kwargs)
+            with autograd.set_multithreading_enabled(False):  # a device's own thread would run beside this one
+                return run(*args, **kwargs)
         finally:
             Engine.state = before
 
