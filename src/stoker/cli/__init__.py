@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import signal
 import sys
 from typing import Annotated, Any, NoReturn
@@ -41,6 +42,9 @@ def main() -> NoReturn:
     """Run a command; an error of ours is one sentence on stderr, and anything that was started has been ended."""
     signal.signal(signal.SIGINT, _interrupted)
     signal.signal(signal.SIGTERM, _interrupted)
+    for name in ("stdout", "stderr"):  # closed by whoever started us
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     status = 0
     try:
         try:

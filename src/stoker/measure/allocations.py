@@ -46,7 +46,6 @@ def record(
     card = architecture(gpu)
     _install(card, mode)
     batch = _followed(example or worst_example(workload))
-    masks.answer_from(batch)
     validation = None
     if validate and mode == "train":
         apart = workload.validation is not None
@@ -85,7 +84,9 @@ class _Following:
 
     def _made(self) -> torch.nn.Module:
         with fake_cuda.LazyBuild():
-            return passes.make_model(self._workload)
+            model = passes.make_model(self._workload)
+        masks.answer_from(self._batch)  # by now, what the model is made with has been imported
+        return model
 
     def _logged(self, model: torch.nn.Module, batch_size: int) -> AllocationLog:
         log = Recorder(self._card, batch_size)

@@ -58,6 +58,10 @@ _MAKERS = ("nvidia", "geforce", "tesla", "quadro")
 _VARIANTS = re.compile(r"(ti|super|sxm\d?|pcie|nvl|laptopgpu|\d+gb)+$")
 
 
+_OLDEST, _NEWEST = 5, 12
+"""Of the compute capabilities that torch runs on."""
+
+
 class Architecture(Record, frozen=True):
     """A generation of GPUs, by its compute capability, and how many multiprocessors one of them has."""
 
@@ -89,7 +93,7 @@ def architecture(gpu: str) -> Architecture:
     """The generation of a GPU by its name (`a100`, `NVIDIA H100 80GB HBM3`) or its capability (`8.6`, `sm_86`)."""
     plain = re.sub(r"[\s_-]", "", gpu.lower())
     told = re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)", plain)
-    if told:
+    if told and _OLDEST <= int(told[1]) <= _NEWEST:
         return Architecture(major=int(told[1]), minor=int(told[2]))
     found = _GPUS.get(plain) or _looked_up(gpu)
     if found is None:

@@ -334,6 +334,9 @@ def value(ended: Ended[T]) -> T:
     if ended.failure is not None and ended.failure.kind:
         raise error_of(ended.failure)
     last = (ended.failure.trace if ended.failure else ended.output).strip().splitlines()[-1:] or ["it said nothing"]
+    place = outcomes.own_place(ended.failure.trace) if ended.failure else None
+    if place is not None:
+        raise InputError(f"{last[0]}, at {place}")
     raise MachineError(f"a process of ours ended badly ({ended.signal or ended.how}): {last[0]}")
 
 

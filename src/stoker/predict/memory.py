@@ -9,6 +9,8 @@ from stoker.measure.allocation_log import AllocationLog, Storage
 from stoker.predict.allocator import Allocator, Block, OutOfMemory
 from stoker.records import Record
 
+CEILING = 2**24
+"""Where the search for a batch that no longer fits is given up."""
 _STEPS = 3
 _APART, _NEIGHBOURS, _RAGGED = 0.0025, 4, 0.1
 """How far apart neighbours are, how many there are on either side, and how far from an edge it may be ragged."""
@@ -130,7 +132,7 @@ def _least(storage: Storage) -> tuple[float, float, float]:
     return storage.fixed_bytes - 1.0, storage.item_bytes, storage.square_bytes
 
 
-def largest(fits: Callable[[int], bool], *, near: int = 0, ceiling: int = 2**24) -> int:
+def largest(fits: Callable[[int], bool], *, near: int = 0, ceiling: int = CEILING) -> int:
     """The largest batch that fits, as far as doubling and bisection can tell; 0 where not even 1 does.
 
     Where it is known to be `near` a size, the powers of two below half of that are taken to fit if the last of them

@@ -17,6 +17,7 @@ from stoker.workload.definition import Workload
 
 Method = Literal["auto", "trace", "two-point", "doubling", "search"]
 METHODS: tuple[Method, ...] = get_args(Method)
+OPTIMIZER_NAMES = ("sgd", "momentum", "adam", "adamw")
 _STALL_S = 600.0
 
 
@@ -140,8 +141,10 @@ def _elsewhere(source: Workload | Named, question: Question, on_event: OnEvent |
     return isolate.value(ended)
 
 
-def _bytes(amount: int | str, what: str, *, least: int) -> int:
-    count = parse_bytes(amount) if isinstance(amount, str) else amount
+def _bytes(amount: Any, what: str, *, least: int) -> int:
+    if not isinstance(amount, str | int | float):
+        raise InputError(f"{what} is a number of bytes, or a text like 16GiB, got {type(amount).__name__}")
+    count = parse_bytes(amount) if isinstance(amount, str) else int(amount)
     if count < least:
         raise InputError(f"{what} must be at least {least} byte{'s' if least != 1 else ''}, got {count}")
     return count
@@ -152,6 +155,13 @@ def _check(question: Question) -> None:
         raise InputError(f"no such method: {question.method!r}; choose {', '.join(METHODS)}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", question.device):
         raise InputError(f"no such device: {question.device!r}; choose auto, cpu, cuda or cuda:N")
+    for name, value, known in (
+        ("mode", question.mode, (None, *get_args(Mode))),
+        ("precision", question.precision, get_args(Precision)),
+        ("optimizer", question.optimizer, (None, *OPTIMIZER_NAMES)),
+    ):
+        if value not in known:
+            raise InputError(f"no such {name}: {value!r}; choose {', '.join(filter(None, known))}")
     if question.gpus < 1:
         raise InputError(f"the number of GPUs must be at least 1, got {question.gpus}")
     if not 0 <= question.tolerance < 1:

@@ -235,7 +235,8 @@ class Search:
         method: Method,
     ) -> Limit:
         items = self._items
-        if items is not None and most > items and not self.workload.facts.get("on_device"):
+        is_set = not (self.workload.facts.get("on_device") or self.workload.facts.get("example"))
+        if items is not None and most > items and is_set:
             self.notes.append(f"the set has only {items} items: no batch of it can be larger")
         return Limit(
             max_batch=most,

@@ -75,17 +75,18 @@ class Replays:
         """All that it says."""
         likely = self.likely
         without = sturdy(lambda batch: self._fits(batch, scratch=False), near=self._bound)
-        at_most, half = (replay(self._log, batch, _UNLIMITED) for batch in (likely, max(1, likely // 2)))
-        items = at_most.batch_size - half.batch_size
-        per_item = (at_most.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
+        peak_bytes = self._at(likely, True).allocated_peak_bytes
+        whole, half = (replay(self._log, batch, _UNLIMITED, scratch=False) for batch in (likely, max(1, likely // 2)))
+        items = whole.batch_size - half.batch_size
+        per_item = (whole.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
         return Estimate(
             likely=likely,
             most=max(likely, without),
             interval=_interval(likely, without),
             calm=largest(self._calm, near=self._bound),
-            peak_bytes=at_most.allocated_peak_bytes,
+            peak_bytes=peak_bytes,
             bytes_per_item=per_item,
-            fixed_bytes=max(0, at_most.allocated_peak_bytes - per_item * likely),
+            fixed_bytes=max(0, peak_bytes - per_item * likely),
         )
 
     def primed(self) -> int:
@@ -123,9 +124,10 @@ def _cannot_follow(error: Exception) -> str:
 
     names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
     kinds: Any = tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
-    if isinstance(error, kinds):
-        return f"this step cannot be followed without a GPU: {error} depends on values that only a run has"
     why = next(iter(str(error).splitlines()), "")
     place = own_place("".join(traceback.format_exception(error)))
     where = f", at {place}" if place else ""
-    return f"this step cannot be followed without a GPU: {type(error).__name__}: {why}{where}"
+    if isinstance(error, kinds):
+        return f"this step cannot be followed without a GPU: {why} depends on values that only a run has{where}"
+    what = f"{type(error).__name__}: {why}" if why else type(error).__name__
+    return f"the step fails where it is followed without a GPU: {what}{where}"

@@ -8,9 +8,11 @@ from stoker.machine import gpu as driver
 from stoker.measure import compiled
 from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import is_known
+from stoker.measure.attempts import Probe
 from stoker.measure.isolate import Emit
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
+from stoker.predict.memory import CEILING
 from stoker.records import Gpu
 from stoker.tune import traced
 from stoker.tune.bracket import Bracket, bisected, close, doubled
@@ -26,6 +28,8 @@ _COMFORT_TRIES = 3
 _FIRST_DOUBLING = 32
 _SHARE, _RUN_ITERATIONS = 0.01, 20
 """The thesis' manual search runs 0.5 to 2 % of an epoch's iterations at a size; we run so many and reckon the rest."""
+_APART_BYTES = 512 * 2**20
+"""How much more memory a batch must take for what an item takes to be told: the rest of a process comes and goes."""
 _PATIENCE_S = 60.0
 """How long tries on the host may take together before an answer is reckoned from those made."""
 
@@ -84,6 +88,8 @@ def by_trace(search: Search) -> Limit:
     gpu = search.question.gpu or search.gpu
     search.log = traced.record(search.workload, search.mode, search.question, gpu, example)
     found = Replays(search.log, search.budget_bytes).estimate()
+    if found.likely >= CEILING:
+        search.notes.append(f"the search ends at {found.likely}: larger batches were not looked at")
     return search.limit(found.likely, found.interval, found.calm, estimate=found, method="trace")
 
 
@@ -194,12 +200,11 @@ def by_two_points(search: Search) -> Limit:
 def _by_host(search: Search) -> Limit:
     """Host memory bounds it. Large steps are slow there, so the guess comes from small ones."""
     search.notes.append("no GPU here: host memory bounds the batch")
-    small = [search.try_size(batch_size, steps=2) for batch_size in (2, 4, 8)]
-    if any(probe.outcome != "done" for probe in small):
+    low, high = _two_sizes(search)
+    if high is None:
         found = doubled(search.holds, start=1, ceiling=8)
         search.need(found)
         return search.ran(found, found.ran, None, "auto")
-    low, high = small[0], small[-1]
     item = max(1, (high.peak_bytes - low.peak_bytes) // (high.batch_size - low.batch_size))
     guess = max(1, (search.budget_bytes - high.peak_bytes) // item + high.batch_size)
     step_s = high.step_s[-1] / high.batch_size * guess
@@ -208,7 +213,8 @@ def _by_host(search: Search) -> Limit:
         search.need(found)
         return search.ran(found, found.ran, None, "auto")
     search.notes.append(
-        f"reckoned from batches of 2 to 8, not run: a step of {guess} would take about {format_seconds(step_s)}"
+        f"reckoned from batches of {low.batch_size} to {high.batch_size}, not run: "
+        f"a step of {guess} would take about {format_seconds(step_s)}"
     )
     limit = search.limit(guess, (int(guess * 0.9), int(guess * 1.1)), None, estimate=None, method="auto")
     return msgspec.structs.replace(
@@ -217,6 +223,21 @@ def _by_host(search: Search) -> Limit:
         bytes_per_item=item,
         fixed_bytes=max(0, high.peak_bytes - item * high.batch_size),
     )
+
+
+def _two_sizes(search: Search) -> tuple[Probe, Probe | None]:
+    """A batch and a larger one that takes so much more memory that the difference can be trusted; None in its place
+    where a small one does not run. Sizes grow while they are quick, and while a good part of memory is left."""
+    low, high = search.try_size(2, steps=2), None
+    while low.outcome == "done":
+        probe = search.try_size(4 * (high or low).batch_size, steps=2)
+        if probe.outcome != "done":
+            break
+        low, high = high or low, probe
+        apart = high.peak_bytes - low.peak_bytes
+        if apart >= _APART_BYTES or high.peak_bytes * 8 > search.budget_bytes or high.step_s[-1] > _PATIENCE_S / 20:
+            break
+    return low, high
 
 
 def _comfortable(search: Search, ran: int, estimate: Estimate | None) -> int | None:

@@ -51,7 +51,7 @@ def worst_example(
     deadline = perf_counter() + within_s
     worst, seen = None, 0
     sizes: set[int] = set()
-    for item in _items(dataset):
+    for item in _items(dataset, workload if part == "train" else None):
         size = passes.batch_bytes(item)
         if not sizes or size > max(sizes):
             worst = item
@@ -89,9 +89,16 @@ def grown(batch: Any, items: int, batch_size: int, device: torch.device, *, chan
     return mapped(batch, grow)
 
 
-def _items(dataset: Any) -> Iterator[Any]:
-    if isinstance(dataset, IterableDataset):
+def _items(dataset: Any, workload: Workload | None) -> Iterator[Any]:
+    """In the order of the workload's own sampler, where it has one: its keys need not be numbers."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return iter(dataset)
+    if workload is not None and workload.batch_sampler is not None:
+        return (dataset[index] for batch in workload.batch_sampler for index in batch)
+    if workload is not None and workload.sampler is not None:
+        return (dataset[index] for index in workload.sampler)
+    if not hasattr(dataset, "__len__"):
+        raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
     return (dataset[index] for index in range(len(dataset)))
 
 
