@@ -239,6 +239,28 @@ def test_an_operator_of_ones_own_is_named() -> None:
     assert any("stoker_tests::twice" in words for words in told.unseen)
 
 
+def test_a_value_that_is_only_looked_at_does_not_matter() -> None:
+    seen: list[float] = []
+
+    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch).sum()
+        seen.append(loss.item())
+        return loss
+
+    def checked(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(batch).sum()
+        if loss.isnan():
+            raise ValueError("no number")
+        return loss
+
+    layer = lambda: nn.Linear(512, 512)  # noqa: E731
+    plain = traced(workload(layer, lambda: torch.zeros(512), step=lambda model, batch: model(batch).sum()))
+    for each, words in ((step, "followed with 0 and with 1, alike"), (checked, "followed with 0, as the other raises")):
+        told = traced(workload(layer, lambda: torch.zeros(512), step=each))
+        assert told.max_batch == pytest.approx(plain.max_batch, rel=0.01)
+        assert [said for said in told.unseen if words in said and "test_limit_reference.py" in said]
+
+
 def test_a_mask_that_hides_nothing_is_dropped_as_transformers_does() -> None:
     told = stoker.limit(
         stoker.Named(spec="hf/bert-base-uncased", data="device"),
@@ -294,7 +316,7 @@ def test_a_persons_own_error_is_theirs_and_has_its_line() -> None:
         traced(stoker.Workload(model=lambda: nn.Linear(8, 8), dataset=Broken()), mode="infer")
     with pytest.raises(InputError, match=r"the step fails .*ValueError: wrong shape somewhere, at .*:\d+"):
         traced(workload(lambda: nn.Linear(8, 8), lambda: torch.zeros(8), step=broken))
-    with pytest.raises(InputError, match=r"depends on values that only a run has, at .*:\d+"):
+    with pytest.raises(InputError, match=r"depends on a value that only a run has, at .*:\d+"):
         traced(workload(lambda: nn.Linear(8, 8), lambda: torch.zeros(8), step=curious))
 
 

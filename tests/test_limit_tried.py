@@ -187,7 +187,7 @@ def test_a_slow_step_on_the_host_is_reckoned_and_not_run() -> None:
     found = stoker.limit(wide(forward=slow), gpu_memory=2048 * MIB, device="cpu", mode="infer")
     assert not found.ran
     assert any("not run" in note for note in found.notes)
-    assert {probe.batch_size for probe in found.probes} == {2, 4, 8}
+    assert {probe.batch_size for probe in found.probes} == {2, 8, 32}
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,41 @@ class _Following:
         the square of the batch, a side in between may be a multiple of it: another prime tells."""
         model = self._made()
         first, *others = _primes(_sides(model, (self._batch, self._validation)))
-        found = self._logged(model, first)
+        found = self._either_way(first, model)
         if not _squares(found):
             return found
-        again = self._logged(self._made(), others[0])
+        again = self._either_way(others[0])
         return min((found, again), key=lambda log: len(_squares(log)))
+
+    def _either_way(self, batch_size: int, model: torch.nn.Module | None = None) -> AllocationLog:
+        """Where the step reads a value that only a run has, it is followed with 0 and with 1 in its place: where both
+        take the same memory, or only one of them is a way that does not raise, that is the answer."""
+        found: dict[int, AllocationLog] = {}
+        refused: list[Exception] = []
+        asked_at = None
+        for value in (0, 1):
+            log = Recorder(self._card, batch_size, value)
+            try:
+                found[value] = self._logged(self._made() if model is None else model, log)
+            except Exception as error:
+                refused.append(error)
+            model = None
+            asked_at = asked_at or log.asked_at
+            if asked_at is None:
+                break
+        if not found:
+            raise refused[0]
+        first = next(iter(found.values()))
+        if not all(_are_alike(first, other) for other in found.values()):
+            raise InputError(
+                f"this step cannot be followed without a GPU: what it takes depends on a value that only a run has, "
+                f"at {asked_at}"
+            )
+        if asked_at is None:
+            return first
+        ways = "0 and with 1, alike" if len(found) == 2 else f"{next(iter(found))}, as the other raises"
+        said = f"what else the step may do by a value that it reads at {asked_at} (followed with {ways})"
+        return msgspec.structs.replace(first, unseen=(*first.unseen, said))
 
     def _made(self) -> torch.nn.Module:
         with fake_cuda.LazyBuild():
@@ -88,11 +118,10 @@ class _Following:
         masks.answer_from(self._batch)  # by now, what the model is made with has been imported
         return model
 
-    def _logged(self, model: torch.nn.Module, batch_size: int) -> AllocationLog:
-        log = Recorder(self._card, batch_size)
+    def _logged(self, model: torch.nn.Module, log: Recorder) -> AllocationLog:
         with fake_cuda.fake_tensors(), log:
             fake_cuda.to_fake_cuda(model, log.born, channels_last=self._channels_last).train(self._mode == "train")
-            step = _Step(self._workload, model, self._mode, self._precision, batch_size, self._channels_last)
+            step = _Step(self._workload, model, self._mode, self._precision, log.batch_size, self._channels_last)
             init = log.steps_begin()
             step(self._batch)
             first = len(log.events)
@@ -105,11 +134,20 @@ class _Following:
             first=events[init:first],
             steady=_repeated(events[init:first]),
             validate=events[first:],
-            batch_size=batch_size,
+            batch_size=log.batch_size,
             workspace_bytes=self._card.workspace_bytes,
             attention=tuple(sorted(attention.used)),
             unseen=_unseen(model, log.custom),
         )
+
+
+def _are_alike(one: AllocationLog, other: AllocationLog) -> bool:
+    return (one.storages, one.init, one.first, one.validate) == (
+        other.storages,
+        other.init,
+        other.first,
+        other.validate,
+    )
 
 
 def _primes(sides: set[int]) -> list[int]:

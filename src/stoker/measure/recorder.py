@@ -1,6 +1,7 @@
 """Sees every operation of a step on the fake device, and writes down every storage that is born and dies."""
 
 import functools
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
@@ -17,6 +18,7 @@ from stoker.measure.allocation_log import Kind, Reduction, Storage, TailWave
 from stoker.measure.architectures import Architecture
 from stoker.measure.fake_cuda import CUDA, META, Engine
 from stoker.measure.fused_layers import WRITTEN_OUT
+from stoker.measure.outcomes import own_place
 from stoker.measure.outputs import returned
 
 _FUSED_WORKSPACE_BYTES = 2**20
@@ -26,6 +28,7 @@ _KNOWN = ("aten", "prim", "prims", "torchvision", "_c10d_functional", "profiler"
 
 aten = torch.ops.aten
 _DEVICE_QUESTION = torch.ops.prim.device.default
+_VALUE_QUESTION = aten._local_scalar_dense.default
 _MATRIX_PRODUCTS = frozenset(
     (
         aten.mm.default,
@@ -49,10 +52,11 @@ class Recorder(TorchDispatchMode):
     it.
     """
 
-    def __init__(self, architecture: Architecture, batch_size: int) -> None:
+    def __init__(self, architecture: Architecture, batch_size: int, value: int = 0) -> None:
         mode: Any = super()
         mode.__init__()
-        self.batch_size = batch_size
+        self.batch_size, self._value = batch_size, value
+        self.asked_at: str | None = None
         self.custom: set[str] = set()
         self.threads, self.multiprocessors = architecture.threads, architecture.multiprocessors
         self.storages: list[Storage] = []
@@ -77,6 +81,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE_QUESTION:
             return self._where(args[0])
+        if func is _VALUE_QUESTION and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            return self._answer(args[0])
         if _is_host_work(func, args, kwargs):
             with no_dispatch():
                 return func(*args, **kwargs)
@@ -109,6 +115,13 @@ class Recorder(TorchDispatchMode):
         if func in _MATRIX_PRODUCTS:  # an output is there before its product asks for a handle
             self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         return result
+
+    def _answer(self, tensor: Any) -> Any:
+        """A value that only a run has, as for a log: 0 stands in, or 1, and whoever follows the step compares."""
+        self.asked_at = self.asked_at or own_place("".join(traceback.format_stack())) or "the step"
+        if tensor.dtype == torch.bool:
+            return bool(self._value)
+        return float(self._value) if tensor.dtype.is_floating_point else self._value
 
     def _where(self, tensor: Any) -> torch.device:
         """The engine must see `meta`, or it asks CUDA for a stream; a checkpoint that recomputes inside it must not."""

@@ -78,7 +78,9 @@ class Replays:
         peak_bytes = self._at(likely, True).allocated_peak_bytes
         whole, half = (replay(self._log, batch, _UNLIMITED, scratch=False) for batch in (likely, max(1, likely // 2)))
         items = whole.batch_size - half.batch_size
-        per_item = (whole.allocated_peak_bytes - half.allocated_peak_bytes) // items if items else 0
+        growth = (whole.allocated_peak_bytes - half.allocated_peak_bytes) / items if items else 0.0
+        fixed = min(max(0.0, whole.allocated_peak_bytes - growth * likely), peak_bytes)
+        per_item = int((peak_bytes - fixed) / likely)  # with its share of what convolutions find room for
         return Estimate(
             likely=likely,
             most=max(likely, without),

@@ -235,7 +235,7 @@ def _two_sizes(search: Search) -> tuple[Probe, Probe | None]:
             break
         low, high = high or low, probe
         apart = high.peak_bytes - low.peak_bytes
-        if apart >= _APART_BYTES or high.peak_bytes * 8 > search.budget_bytes or high.step_s[-1] > _PATIENCE_S / 20:
+        if apart >= _APART_BYTES or high.peak_bytes * 8 > search.budget_bytes or 4 * high.step_s[-1] > _PATIENCE_S / 20:
             break
     return low, high
 
