@@ -65,3 +65,8 @@ def format_seconds(seconds: float) -> str:
             value = seconds * scale
             return f"{value:.0f} {unit}" if abs(value) >= 100 or value == 0 else f"{value:.3g} {unit}"
     raise AssertionError("unreachable")
+
+
+def format_workers(count: int) -> str:
+    """`1 worker`, `8 workers`."""
+    return "1 worker" if count == 1 else f"{count} workers"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from stoker.machine.gpu import visible
 from stoker.records import Gpu, GpuProcess, Hint, Machine
-from stoker.units import format_bytes
+from stoker.units import format_bytes, format_workers
 
 # A usual batch: 64 float32 images of 3 x 224 x 224, with 2 workers that keep 2 batches each, and 2 on their way.
 USUAL_BATCH_BYTES = 64 * 602_112
@@ -161,7 +161,7 @@ def _threads(environ: Mapping[str, str], name: str) -> int:
 
 
 def _workers(cpus: float) -> str:
-    return "1 worker" if _whole(cpus) == 1 else f"{_whole(cpus)} workers"
+    return format_workers(_whole(cpus))
 
 
 def _whole(cpus: float) -> int:

@@ -16,6 +16,7 @@ _WORKER_DIED = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)")
 _ENDED_BY = "Stoker: worker ended by "
 _CAUGHT = re.compile(r"^Caught (?P<kind>\w+) in (?P<place>.+)\.\nOriginal Traceback", re.MULTILINE)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
+_TRAIN_REMEDY = "a workload without a loss is run without gradients: say --mode train if it trains"
 _SHM_REMEDY = (
     "use fewer workers or a smaller batch, or give the container more shared memory (docker run --shm-size=8g)"
 )
@@ -37,7 +38,8 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
         kind, message, place = type(error).__name__, text, ""
     ours = isinstance(error, StokerError)
     sentence = message if ours and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
-    return "failed", Problem(sentence=sentence, where=own_place(trace), remedy=_noted(trace), detail=trace[-6000:])
+    remedy = _noted(trace) or (_TRAIN_REMEDY if "does not require grad" in sentence else None)
+    return "failed", Problem(sentence=sentence, where=own_place(trace), remedy=remedy, detail=trace[-6000:])
 
 
 def of_trace(sentence: str, trace: str) -> tuple[Outcome, Problem]:

@@ -10,6 +10,7 @@ from stoker.measure.account import account
 from stoker.measure.clock import Nap
 from stoker.measure.loop import Loop
 from stoker.records import WORKER_STAGES, Machine, Setting, Stage, Timeline, Trial, WorkerLog
+from stoker.units import format_workers
 
 
 def measured(
@@ -78,7 +79,9 @@ def _crowded(setting: Setting, machine: Machine) -> list[str]:
     workers, cpus = setting.num_workers, machine.cpu.usable
     if workers <= max(1.0, cpus):
         return []
-    return [f"{workers} workers on {cpus:g} usable CPUs: they take turns, and more of them will not load faster"]
+    return [
+        f"{format_workers(workers)} on {cpus:g} usable CPUs: they take turns, and more of them will not load faster"
+    ]
 
 
 def _worker_log(loop: Loop, began: float) -> WorkerLog:

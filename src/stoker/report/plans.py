@@ -10,7 +10,7 @@ from rich.text import Text
 from stoker.tune.advise import Remedy
 from stoker.tune.candidates import Candidate
 from stoker.tune.plan import Plan
-from stoker.units import format_seconds
+from stoker.units import format_seconds, format_workers
 
 _SHOWN_REMEDIES = 4
 
@@ -45,7 +45,7 @@ def _heading(plan: Plan) -> Text:
 
 
 def _summary(plan: Plan) -> str:
-    said = f"batch {plan.batch_size}, {plan.num_workers} workers"
+    said = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
     if plan.accumulate > 1 or plan.gpus > 1:
         whole = plan.batch_size * plan.accumulate * plan.gpus
         said += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
@@ -93,6 +93,8 @@ def _ruled_out(plan: Plan) -> list[RenderableType]:
     for bound, count in counts.items():
         each = first[bound]
         lines.append(
-            Text(f"  {bound}: {count} settings; batch {each.batch_size}, {each.num_workers} workers: {each.sentence}")
+            Text(
+                f"  {bound}: {count} settings; batch {each.batch_size}, {format_workers(each.num_workers)}: {each.sentence}"
+            )
         )
     return lines

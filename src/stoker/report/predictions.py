@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stoker.predict.forecast import Prediction
 from stoker.predict.probes import Probes
-from stoker.units import format_seconds
+from stoker.units import format_seconds, format_workers
 
 
 def prediction_view(found: Prediction, probes: Probes) -> RenderableType:
@@ -38,7 +38,7 @@ def _span(seconds: float, interval: tuple[float, float]) -> str:
 def _heading(found: Prediction, probes: Probes) -> Text:
     setting, subject = found.setting, probes.subject
     what = f" · {subject.data} · {subject.mode} on {subject.device} · batch {setting.batch_size}"
-    return Text.assemble((subject.name, "bold"), f"{what}, {setting.num_workers} workers: predicted")
+    return Text.assemble((subject.name, "bold"), f"{what}, {format_workers(setting.num_workers)}: predicted")
 
 
 def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
@@ -56,7 +56,7 @@ def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
         table.add_row(str(count), *texts)
     items = f"{best.items:,} items" + (f", {best.epochs} epochs" if best.epochs > 1 else "")
     said = (
-        f"Best: batch {best.setting.batch_size}, {best.setting.num_workers} workers, "
+        f"Best: batch {best.setting.batch_size}, {format_workers(best.setting.num_workers)}, "
         f"{_span(best.total_s, best.interval_s)}, limited by {best.limited_by}."
     )
     subject = probes.subject

@@ -10,7 +10,7 @@ from stoker.measure.stalls import Stalls, loop_s
 from stoker.records import Trial
 from stoker.report.plans import remedy_lines
 from stoker.tune.advise import remedies_of, verdict
-from stoker.units import format_bytes, format_seconds
+from stoker.units import format_bytes, format_seconds, format_workers
 
 _HIDE_BELOW = 0.002
 _GAUGES = {
@@ -79,7 +79,7 @@ def _heading(trial: Trial) -> RenderableType:
     ]
     prefetch = f", prefetch {setting.prefetch_factor}" if setting.num_workers else ""
     first = Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
-    workers = "1 worker" if setting.num_workers == 1 else f"{setting.num_workers} workers"
+    workers = format_workers(setting.num_workers)
     second = f"batch {setting.batch_size}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
 

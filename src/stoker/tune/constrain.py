@@ -4,7 +4,7 @@ import math
 
 from stoker.predict.probes import Facts
 from stoker.records import Record, Setting
-from stoker.units import format_bytes
+from stoker.units import format_bytes, format_workers
 
 _TENSORS_A_BATCH = 2
 """Each tensor on its way through shared memory holds a file open: inputs and target, where nothing else is known."""
@@ -114,4 +114,4 @@ def _cpus(setting: Setting, bounds: Bounds) -> tuple[str, str]:
     most = workers_that_pay(bounds)
     if setting.num_workers <= most:
         return "", ""
-    return "CPUs", f"{setting.num_workers} workers on {bounds.usable_cores:g} usable CPUs only take turns"
+    return "CPUs", f"{format_workers(setting.num_workers)} on {bounds.usable_cores:g} usable CPUs only take turns"

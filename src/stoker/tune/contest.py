@@ -16,6 +16,7 @@ from stoker.records import Extent, Setting, Trial
 from stoker.tune.candidates import Candidate, Wish, bytes_of_an_item, candidate_of, with_measured
 from stoker.tune.constrain import Bounds
 from stoker.tune.objective import Measured, Objective, measured
+from stoker.units import format_workers
 
 KNEE = 0.02
 _RUNNERS, _MOST_RUNNERS = 3, 8
@@ -84,7 +85,7 @@ def why_not_the_quickest(best: Candidate, ran: Sequence[Candidate]) -> Iterator[
     slower = takes[scored.index(quickest)] > takes[scored.index(best)]
     setting = quickest.setting
     yield (
-        f"batch {setting.batch_size} with {setting.num_workers} workers was {best.seconds / quickest.seconds - 1:.0%} "
+        f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {best.seconds / quickest.seconds - 1:.0%} "
         f"faster in few runs, and is {'slower' if slower else f'less than {KNEE:.0%} faster'} by runs and predictions "
         "together: a larger budget would tell"
     )

@@ -23,6 +23,7 @@ from stoker.tune.limit import Limit, limit
 from stoker.tune.objective import Measured, Objective
 from stoker.tune.probe import probing, unusable, why
 from stoker.workload.definition import Workload
+from stoker.units import format_workers
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -236,7 +237,7 @@ class _Tuner:
         return (yield from contend(found, self._wish, objective, left_s, told))
 
     def _trying(self, setting: Setting) -> None:
-        what = f"trying batch {setting.batch_size}, {setting.num_workers} workers"
+        what = f"trying batch {setting.batch_size}, {format_workers(setting.num_workers)}"
         self._tell("build", {"what": what, "done": 0, "of": 0})
 
     def _keep(self, trial: Trial) -> None:
@@ -346,7 +347,7 @@ class _Tuner:
                 f"{self._wish.gpus} that share them"
             )
         notes += dict.fromkeys(
-            f"batch {trial.setting.batch_size}, {trial.setting.num_workers} workers did not finish: {why(trial)}"
+            f"batch {trial.setting.batch_size}, {format_workers(trial.setting.num_workers)} did not finish: {why(trial)}"
             for trial in self._trials
             if trial.outcome != "done"
         )

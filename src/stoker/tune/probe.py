@@ -21,6 +21,7 @@ from stoker.predict.probes import Kind, Probes, Run, facts_of, run_of
 from stoker.records import Extent, Mode, Problem, Setting, Subject, Trial
 from stoker.tune.constrain import bounds_of, ruled_out
 from stoker.workload.definition import Workload
+from stoker.units import format_workers
 
 DEFAULT_BUDGET_S = 30.0
 _TRIES = 3
@@ -150,7 +151,7 @@ class _Prober:
         batches = max(4, -(-large // middle), 3 * cores)
         trial = yield self._job(middle, cores, batches=batches)
         if trial.outcome != "done" and cores:
-            self._notes.append(f"{cores} workers with batches of {middle} did not finish: {why(trial)}")
+            self._notes.append(f"{format_workers(cores)} with batches of {middle} did not finish: {why(trial)}")
             cores = 0
             trial = yield self._job(middle, cores, batches=batches)
         if trial.outcome != "done":
@@ -263,10 +264,10 @@ class _Prober:
             self._left_out += 1
             return
         if self._bearable(size, workers) < workers:
-            self._unfit.append(f"{size} with {_workers(workers)}")
+            self._unfit.append(f"{size} with {format_workers(workers)}")
             return
         if self._on_event:
-            self._on_event("build", {"what": f"probing batch {size}, {workers} workers", "done": 0, "of": 0})
+            self._on_event("build", {"what": f"probing batch {size}, {format_workers(workers)}", "done": 0, "of": 0})
         real = kind in ("step", "crowded")
         job = self._job(size, workers, batches, nap_s=None if real else nap_s, repeats=repeats, memory=memory)
         job = msgspec.structs.replace(job, keeps_memory=kind == "kept")
@@ -289,7 +290,7 @@ class _Prober:
             if kind == "step":
                 self._failed_step = trial
                 self._ran_out = self._ran_out or trial.outcome == "oom"
-            self._notes.append(f"{kind} at batch {size}, {workers} workers did not finish: {why(trial)}")
+            self._notes.append(f"{kind} at batch {size}, {format_workers(workers)} did not finish: {why(trial)}")
 
     def _job(
         self,
@@ -373,10 +374,6 @@ def _quicker(one: Trial, other: Trial) -> Trial:
     """Of two runs in a busy moment, the one that suffered less."""
     worse = one.outcome != "done" or other.total_s < one.total_s
     return other if other.outcome == "done" and worse else one
-
-
-def _workers(count: int) -> str:
-    return "1 worker" if count == 1 else f"{count} workers"
 
 
 def why(trial: Trial) -> str:
