@@ -193,7 +193,7 @@ def test_nothing_that_ran_leaves_nothing_to_order(monkeypatch: pytest.MonkeyPatc
 def test_a_plan_that_is_not_the_quickest_says_why() -> None:
     lucky, chosen = ran(candidate(1, 0.92), 0.88, 1.13), ran(candidate(2, 0.75), 0.92)
     [said] = contest.why_not_the_quickest(chosen, [lucky, chosen])
-    assert said.startswith("batch 8 with 1 workers was 5% faster in few runs, and is slower by runs and predictions")
+    assert said.startswith("batch 8 with 1 worker was 5% faster in few runs, and is slower by runs and predictions")
     lean, quick = ran(candidate(1, 1.0), 1.11, 1.11), ran(candidate(2, 1.01), 1.08, 1.08)
     assert contest.knee([lean, quick]) is lean
     [said] = contest.why_not_the_quickest(lean, [lean, quick])

@@ -92,9 +92,6 @@ def _ruled_out(plan: Plan) -> list[RenderableType]:
     lines: list[RenderableType] = [Text("Ruled out:", style="bold")]
     for bound, count in counts.items():
         each = first[bound]
-        lines.append(
-            Text(
-                f"  {bound}: {count} settings; batch {each.batch_size}, {format_workers(each.num_workers)}: {each.sentence}"
-            )
-        )
+        setting = f"batch {each.batch_size}, {format_workers(each.num_workers)}"
+        lines.append(Text(f"  {bound}: {count} settings; {setting}: {each.sentence}"))
     return lines

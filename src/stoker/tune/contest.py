@@ -83,9 +83,9 @@ def why_not_the_quickest(best: Candidate, ran: Sequence[Candidate]) -> Iterator[
         return
     takes = standings(scored)
     slower = takes[scored.index(quickest)] > takes[scored.index(best)]
-    setting = quickest.setting
+    setting, faster = quickest.setting, best.seconds / quickest.seconds - 1
     yield (
-        f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {best.seconds / quickest.seconds - 1:.0%} "
+        f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {faster:.0%} "
         f"faster in few runs, and is {'slower' if slower else f'less than {KNEE:.0%} faster'} by runs and predictions "
         "together: a larger budget would tell"
     )

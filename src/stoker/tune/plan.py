@@ -22,8 +22,8 @@ from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis, w
 from stoker.tune.limit import Limit, limit
 from stoker.tune.objective import Measured, Objective
 from stoker.tune.probe import probing, unusable, why
-from stoker.workload.definition import Workload
 from stoker.units import format_workers
+from stoker.workload.definition import Workload
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -237,8 +237,7 @@ class _Tuner:
         return (yield from contend(found, self._wish, objective, left_s, told))
 
     def _trying(self, setting: Setting) -> None:
-        what = f"trying batch {setting.batch_size}, {format_workers(setting.num_workers)}"
-        self._tell("build", {"what": what, "done": 0, "of": 0})
+        self._tell("build", {"what": f"trying {_named(setting)}", "done": 0, "of": 0})
 
     def _keep(self, trial: Trial) -> None:
         self._trials.append(trial)
@@ -312,9 +311,12 @@ class _Tuner:
         scored = [each for each in asked if each.measured is not None]
         return knee(scored) if scored and self._planner == "simulate" else asked[0]
 
+    def _unfinished(self) -> list[Trial]:
+        return [trial for trial in self._trials if trial.outcome != "done"]
+
     def _check(self, ran: Sequence[Candidate]) -> None:
         """Where all runs ended badly, there is nothing to advise; the first says why."""
-        failed = [trial for trial in self._trials if trial.outcome not in ("done", "timed_out")]
+        failed = [trial for trial in self._unfinished() if trial.outcome != "timed_out"]
         if failed and not any(each.measured for each in ran if each.asked_for):
             raise unusable(failed[0], "not one run of the best settings ended well")
 
@@ -346,11 +348,7 @@ class _Tuner:
                 f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
                 f"{self._wish.gpus} that share them"
             )
-        notes += dict.fromkeys(
-            f"batch {trial.setting.batch_size}, {format_workers(trial.setting.num_workers)} did not finish: {why(trial)}"
-            for trial in self._trials
-            if trial.outcome != "done"
-        )
+        notes += dict.fromkeys(f"{_named(trial.setting)} did not finish: {why(trial)}" for trial in self._unfinished())
         if all(each.measured is None for each in ran):
             notes.append("nothing could be run within the budget: the plan is predicted only")
         notes += [
@@ -368,6 +366,10 @@ class _Tuner:
                 notes.append(f"not the largest batch, which the thesis would take: {size} took {what}")
         notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
         return notes
+
+
+def _named(setting: Setting) -> str:
+    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}"
 
 
 def _ended_early(trial: Trial) -> bool:

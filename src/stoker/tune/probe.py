@@ -20,8 +20,8 @@ from stoker.predict.forecast import NO_LENGTH
 from stoker.predict.probes import Kind, Probes, Run, facts_of, run_of
 from stoker.records import Extent, Mode, Problem, Setting, Subject, Trial
 from stoker.tune.constrain import bounds_of, ruled_out
-from stoker.workload.definition import Workload
 from stoker.units import format_workers
+from stoker.workload.definition import Workload
 
 DEFAULT_BUDGET_S = 30.0
 _TRIES = 3
