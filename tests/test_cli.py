@@ -6,22 +6,19 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from commands import Done, apart, here
 
 PLANTED = Path(__file__).parent / "workloads" / "planted.py"
 
 
-def stoker(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "stoker.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
-
-
-def document(*arguments: str) -> dict[str, Any]:
-    done = stoker(*arguments, "--json", "--quiet")
+def document(*arguments: str, given: Callable[..., Done] = here) -> dict[str, Any]:
+    done = given(*arguments, "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
@@ -30,18 +27,18 @@ def document(*arguments: str) -> dict[str, Any]:
 
 def refused(*arguments: str, status: int = 1) -> str:
     """The one sentence of a command that fails, checked to be one."""
-    done = stoker(*arguments, "--quiet")
+    done = here(*arguments, "--quiet")
     assert done.returncode == status, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr + done.stdout
     return done.stderr.strip()
 
 
 def test_doctor_describes_this_machine() -> None:
-    found = document("doctor")
+    found = document("doctor", given=apart)
     assert found["cpu"]["usable"] <= found["cpu"]["logical"]
     assert found["host"]["limit_bytes"] > 0
     assert found["software"]["torch"]
-    table = stoker("doctor", "--quiet").stdout
+    table = here("doctor", "--quiet").stdout
     assert "CPUs to use" in table
     assert max(len(line) for line in table.splitlines()) <= 100
 
@@ -65,7 +62,7 @@ def test_profile_of_a_users_own_function_as_json(tmp_path: Path) -> None:
 
 def test_profile_of_the_embedded_workload_as_a_table() -> None:
     arguments = ("--mode", "infer", "--batch-size", "4", "--workers", "1", "--batches", "3", "--device", "sleep:5ms")
-    done = stoker("profile", "resnet18", *arguments)
+    done = here("profile", "resnet18", *arguments)
     assert done.returncode == 0, done.stderr
     for word in ("first batch", "decode", "Resize", "Normalize", "items/s", "Bottleneck"):
         assert word in done.stdout
@@ -79,11 +76,12 @@ def test_stalls_are_told_apart(tmp_path: Path) -> None:
     assert 0 <= found["preparation_share"] <= 1
     assert 0 <= found["fetch_share"] <= 1
     assert set(found["trials"]) == {"memory", "cached", "cold"}
-    assert "stall" in stoker("profile", "resnet18", "--stalls", *arguments, "--quiet").stdout
+    assert "stall" in here("profile", "resnet18", "--stalls", *arguments, "--quiet").stdout
 
 
 def test_what_a_workload_prints_stays_out_of_the_document() -> None:
-    assert document("profile", f"{PLANTED}:talks", "--batches", "2", "--device", "cpu")["outcome"] == "done"
+    options = ("--batches", "2", "--device", "cpu")
+    assert document("profile", f"{PLANTED}:talks", *options, given=apart)["outcome"] == "done"
 
 
 # ---------------------------------------------------------------- bad input
@@ -120,7 +118,7 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:900])
     for workers in ("0", "2"):
         arguments = ("--data", str(tmp_path), "--device", "sleep:1ms", "--workers", workers, "--batch-size", "2")
-        done = stoker("profile", "resnet18", "--mode", "infer", *arguments, "--quiet")
+        done = here("profile", "resnet18", "--mode", "infer", *arguments, "--quiet")
         assert done.returncode == 1
         assert "Traceback" not in done.stdout + done.stderr
         shown = done.stdout.replace("\n", "").replace(" ", "")
@@ -151,7 +149,7 @@ def test_wrong_usage_has_status_2() -> None:
 
 
 def test_a_failed_trial_is_still_a_document() -> None:
-    done = stoker("profile", f"{PLANTED}:raises", "--mode", "infer", "--device", "cpu", "--json", "--quiet")
+    done = here("profile", f"{PLANTED}:raises", "--mode", "infer", "--device", "cpu", "--json", "--quiet")
     assert done.returncode == 1
     assert json.loads(done.stdout)["outcome"] == "failed"
     assert len(done.stderr.strip().splitlines()) == 1
@@ -177,7 +175,7 @@ def test_interrupting_leaves_no_processes(number: int) -> None:
 
 
 def test_a_flag_is_no_file_to_save_to(tmp_path: Path) -> None:
-    done = stoker("limit", "alexnet", "--gpu-memory", "8GiB", "--save", "--quiet", cwd=tmp_path)
+    done = apart("limit", "alexnet", "--gpu-memory", "8GiB", "--save", "--quiet", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == "stoker: --save needs a file to write to, got --quiet"
     assert not list(tmp_path.iterdir())

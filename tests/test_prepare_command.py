@@ -1,18 +1,12 @@
 """`stoker prepare` as people run it, and the set it makes used as data."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import apart, here
 from PIL import Image
-
-
-def stoker(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "stoker.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.fixture
@@ -27,11 +21,11 @@ def images(tmp_path: Path) -> Path:
 
 def test_images_become_tensors_that_can_be_profiled(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "tensors"
-    done = stoker("prepare", str(images), "-o", str(out), "--json", "--quiet")
+    done = apart("prepare", str(images), "-o", str(out), "--json", "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["path"] == str(out)
     arguments = ("--data", str(out), "--mode", "infer", "--device", "sleep:1ms", "--batch-size", "2", "--batches", "2")
-    found = stoker("profile", "resnet18", *arguments, "--warmup", "0", "--json", "--quiet")
+    found = here("profile", "resnet18", *arguments, "--warmup", "0", "--json", "--quiet")
     assert found.returncode == 0, found.stderr
     stages = json.loads(found.stdout)["stages"]
     assert "read" in stages
@@ -40,8 +34,8 @@ def test_images_become_tensors_that_can_be_profiled(images: Path, tmp_path: Path
 
 def test_tensors_of_another_size_are_refused(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "tensors"
-    assert stoker("prepare", str(images), "-o", str(out), "--image-size", "32", "--quiet").returncode == 0
-    found = stoker("profile", "resnet18", "--mode", "infer", "--data", str(out), "--quiet")
+    assert here("prepare", str(images), "-o", str(out), "--image-size", "32", "--quiet").returncode == 0
+    found = here("profile", "resnet18", "--mode", "infer", "--data", str(out), "--quiet")
     assert found.returncode == 1
     assert "prepared at 32 pixels" in found.stderr
 
@@ -50,7 +44,7 @@ def test_a_folder_that_is_there_is_not_written_over(images: Path, tmp_path: Path
     out = tmp_path / "tensors"
     out.mkdir()
     (out / "mine.txt").write_text("keep me")
-    done = stoker("prepare", str(images), "-o", str(out), "--quiet")
+    done = here("prepare", str(images), "-o", str(out), "--quiet")
     assert done.returncode == 1
     assert str(out) in done.stderr
     assert (out / "mine.txt").read_text() == "keep me"

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import apart, here
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -361,23 +362,18 @@ def test_an_interrupted_tune_keeps_what_was_measured(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- as commands
 
 
-def command(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    whole = [sys.executable, "-m", "stoker.cli", *arguments]
-    return subprocess.run(whole, capture_output=True, text=True, check=False, timeout=240)
-
-
 def test_probe_predict_and_grid_as_commands(tmp_path: Path) -> None:
     kept = str(tmp_path / "probes.json")
     options = ("--batch-sizes", "4,8", "--device", "sleep:2ms", "--mode", "infer", "--budget", "2s", "--quiet")
-    done = command("probe", f"{HERE}:plain", "-o", kept, *options)
+    done = apart("probe", f"{HERE}:plain", "-o", kept, *options)
     assert done.returncode == 0, done.stderr
     assert "probed in" in done.stdout
-    one = command("predict", "--probes", kept, "-b", "8", "-w", "2", "--items", "1000", "--json")
+    one = here("predict", "--probes", kept, "-b", "8", "-w", "2", "--items", "1000", "--json")
     assert one.returncode == 0, one.stderr
     assert {"total_s", "interval_s", "first_batch_s", "steady_items_per_s", "wait_share", "limited_by"} <= set(
         json.loads(one.stdout)
     )
-    whole = command("predict", "--probes", kept, "--grid", "--items", "1000", "--cores", "8", "--faster", "step=3x")
+    whole = here("predict", "--probes", kept, "--grid", "--items", "1000", "--cores", "8", "--faster", "step=3x")
     assert whole.returncode == 0, whole.stderr
     assert "Best: batch" in whole.stdout
 
@@ -393,7 +389,7 @@ def test_probe_predict_and_grid_as_commands(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_is_one_sentence(arguments: tuple[str, ...], words: str) -> None:
-    done = command(*arguments)
+    done = here(*arguments)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
