@@ -262,6 +262,7 @@ def test_a_value_that_is_only_looked_at_does_not_matter() -> None:
 
 
 def test_a_mask_that_hides_nothing_is_dropped_as_transformers_does() -> None:
+    pytest.importorskip("transformers")
     told = stoker.limit(
         stoker.Named(spec="hf/bert-base-uncased", data="device"),
         gpu_memory="16GiB",
