@@ -104,6 +104,24 @@ def test_a_loss_takes_what_it_does(name: str) -> None:
     )
 
 
+def taught(out: torch.Tensor) -> torch.Tensor:
+    """The target learns too."""
+    return functional.binary_cross_entropy_with_logits(out, (out * 2).sigmoid())
+
+
+def penalised(out: torch.Tensor) -> torch.Tensor:
+    """A gradient's gradient is wanted."""
+    loss = functional.binary_cross_entropy_with_logits(out, torch.zeros_like(out))
+    slope: torch.Tensor = torch.autograd.grad(loss, out, create_graph=True)[0]
+    return loss + slope.square().sum()
+
+
+@pytest.mark.parametrize("loss", [taught, penalised])
+def test_a_loss_of_logits_is_followed_however_it_is_used(loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    told = traced(workload(Wide, lambda: torch.zeros(16), step=lambda model, batch: loss(model(batch))))
+    assert told.bytes_per_item == pytest.approx(really(Wide(), [(16,)], loss, 200, 400), rel=0.05)
+
+
 class Patches(nn.Module):
     def __init__(self) -> None:
         super().__init__()

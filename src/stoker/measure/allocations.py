@@ -77,7 +77,7 @@ class _Following:
         model = self._made()
         first, *others = _primes(_sides(model, (self._batch, self._validation)))
         found = self._either_way(first, model)
-        if not _squares(found):
+        if not others or not _squares(found):
             return found
         again = self._either_way(others[0])
         return min((found, again), key=lambda log: len(_squares(log)))

@@ -40,17 +40,28 @@ class _LossOfLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """In place, unless a gradient's gradient is wanted."""
         [gradient] = gradients
         x, target, weight, pos_weight = ctx.saved_tensors
+        kept = torch.is_grad_enabled()
+
+        def scaled(made: Any) -> Any:
+            made = made if weight is None else made * weight if kept else made.mul_(weight)
+            return made.div_(x.numel()) if ctx.reduction == 1 else made
+
         if pos_weight is None:
-            made = x.sigmoid().sub_(target)
+            made = x.sigmoid() - target if kept else x.sigmoid().sub_(target)
         else:
             share = pos_weight.mul(target)
-            made = share.clone().add_(1).sub_(target).mul_(x.sigmoid()).sub_(share)
-        made.mul_(gradient)
-        if weight is not None:
-            made.mul_(weight)
-        return made.div_(x.numel()) if ctx.reduction == 1 else made, None, None, None, None
+            rest = share.add(1)
+            made = (rest - target) * x.sigmoid() - share if kept else rest.sub_(target).mul_(x.sigmoid()).sub_(share)
+        made = scaled(made * gradient if kept else made.mul_(gradient))
+        of_target = None
+        if ctx.needs_input_grad[1]:
+            log = torch.nn.functional.logsigmoid
+            of_target = -x * gradient if pos_weight is None else (log(-x) - pos_weight * log(x)) * gradient
+            of_target = scaled(of_target)
+        return made, of_target, None, None, None
 
 
 def _loss_forward(x: Any, target: Any, weight: Any = None, pos_weight: Any = None, reduction: int = 1) -> Any:
