@@ -136,6 +136,8 @@ def test_probes_of_a_machine_without_cores_or_of_another_version_are_refused(pro
         read(encode(replace(probed, machine=replace(probed.machine, usable_cores=0))))
     with pytest.raises(InputError, match="version 7, this Stoker reads 1: probe again"):
         read(b'{"version": 7, "all": "else"}')
+    with pytest.raises(InputError, match="no probes that this version can read: Input data was truncated"):
+        read(encode(probed)[:100])
 
 
 def test_a_landscape_of_many_workers_fits_a_terminal(probed: Probes, capsys: pytest.CaptureFixture[str]) -> None:

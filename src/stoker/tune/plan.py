@@ -1,7 +1,7 @@
 """What to set: probe a little, predict every setting, run the best few in turns, and answer with the best of those."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
@@ -18,11 +18,11 @@ from stoker.records import Mode, Precision, Record, Setting, Trial, Verdict
 from stoker.tune.advise import Remedy, remedies, verdict, waited
 from stoker.tune.candidates import Candidate, Wish, candidates_of, parse_current
 from stoker.tune.constrain import Bounds, RuledOut, bounds_of
-from stoker.tune.contest import KNEE, Told, contend, everything, knee, thesis, why_not_the_quickest
+from stoker.tune.contest import Told, contend, everything, knee, thesis
 from stoker.tune.limit import Limit, limit
 from stoker.tune.objective import Measured, Objective
-from stoker.tune.probe import probing, unusable, why
-from stoker.units import format_workers
+from stoker.tune.probe import probing, unusable
+from stoker.tune.remarks import budget_notes, choice_notes, named, run_notes, stream_notes, unfinished
 from stoker.workload.definition import Workload
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class _Tuner:
         return (yield from contend(found, self._wish, objective, left_s, told))
 
     def _trying(self, setting: Setting) -> None:
-        self._tell("build", {"what": f"trying {_named(setting)}", "done": 0, "of": 0})
+        self._tell("build", {"what": f"trying {named(setting)}", "done": 0, "of": 0})
 
     def _keep(self, trial: Trial) -> None:
         self._trials.append(trial)
@@ -301,7 +301,15 @@ class _Tuner:
                     waited=waited(trial) if trial else None,
                 )
             ),
-            notes=tuple(self._notes(probes, best, ran, out)),
+            notes=(
+                *probes.notes,
+                *self._more_notes,
+                *budget_notes(perf_counter() - self._began, self._budget_s),
+                *run_notes(self._trials, ran, self._wish, out),
+                *choice_notes(best, ran),
+                *stream_notes(probes, best, self._trials),
+                *self._wish.training_notes(probes.subject.mode, setting.batch_size, probes.subject.items),
+            ),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
         )
@@ -311,69 +319,11 @@ class _Tuner:
         scored = [each for each in asked if each.measured is not None]
         return knee(scored) if scored and self._planner == "simulate" else asked[0]
 
-    def _unfinished(self) -> list[Trial]:
-        return [trial for trial in self._trials if trial.outcome != "done"]
-
     def _check(self, ran: Sequence[Candidate]) -> None:
         """Where all runs ended badly, there is nothing to advise; the first says why."""
-        failed = [trial for trial in self._unfinished() if trial.outcome != "timed_out"]
+        failed = [trial for trial in unfinished(self._trials) if trial.outcome != "timed_out"]
         if failed and not any(each.measured for each in ran if each.asked_for):
             raise unusable(failed[0], "not one run of the best settings ended well")
-
-    def _stream_notes(self, probes: Probes, best: Candidate) -> Iterator[str]:
-        if not probes.subject.stream:
-            return
-        if best.setting.num_workers > 1:
-            yield (
-                "a stream gives all its items once for each worker, unless it shares them out by "
-                "torch.utils.data.get_worker_info(): see that yours does"
-            )
-        short = [trial for trial in self._trials if trial.outcome == "done" and _ended_early(trial)]
-        if short:
-            yield f"the stream ended after {short[0].items} items: the rest is reckoned at the same rate"
-
-    def _notes(self, probes: Probes, best: Candidate, ran: Sequence[Candidate], out: Sequence[RuledOut]) -> list[str]:
-        notes = [*probes.notes, *self._more_notes, *self._stream_notes(probes, best)]
-        spent_s = perf_counter() - self._began
-        if spent_s > 1.25 * self._budget_s:
-            notes.append(
-                f"tuning took {spent_s:.0f} s, more than its budget of {self._budget_s:g} s: it runs no less than this"
-            )
-        if any(each.measured is not None and each.measured.disturbed for each in ran):
-            notes.append(
-                "other processes took the CPUs during the runs: figures are unstable, tune again when it is calm"
-            )
-        if self._wish.gpus > 1:
-            notes.append(
-                f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
-                f"{self._wish.gpus} that share them"
-            )
-        notes += dict.fromkeys(f"{_named(trial.setting)} did not finish: {why(trial)}" for trial in self._unfinished())
-        if all(each.measured is None for each in ran):
-            notes.append("nothing could be run within the budget: the plan is predicted only")
-        notes += [
-            f"the current setting was not run: {each.sentence}"
-            for each in out
-            if self._wish.is_current(each) and not any(self._wish.is_current(other.setting) for other in ran)
-        ]
-        notes += why_not_the_quickest(best, ran)
-        largest = max(ran, key=lambda each: each.setting.batch_size)
-        if largest.setting.batch_size > best.setting.batch_size and largest.measured and best.measured:
-            more = largest.seconds / best.seconds - 1
-            what = f"{more:.0%} longer" if more > KNEE else "as long, and holds more in memory" if more > -KNEE else ""
-            if what:
-                size = largest.setting.batch_size
-                notes.append(f"not the largest batch, which the thesis would take: {size} took {what}")
-        notes += self._wish.training_notes(probes.subject.mode, best.setting.batch_size, probes.subject.items)
-        return notes
-
-
-def _named(setting: Setting) -> str:
-    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}"
-
-
-def _ended_early(trial: Trial) -> bool:
-    return trial.extent.batches is not None and sum(trial.timeline.batches) < trial.extent.batches
 
 
 def _same(one: Setting, other: Setting) -> bool:
