@@ -163,6 +163,10 @@ def test_whose_first_batch_is_late() -> None:
     assert sends.of(0, 1, goes_on=False) == 1.0
     assert [sends.of(worker, 4, goes_on=True) for worker in range(4)] == [2.0, 3.0, 4.0, 4.0]
     assert [sends.of(worker, 4, goes_on=False) for worker in range(4)] == [4.0, 3.0, 4.0, 4.0]
+    seen_with_many = sends._replace(crowd=9)
+    assert [seen_with_many.of(worker, 5, goes_on=True) for worker in range(3)] == [1.5, 3.5, 4.0], "half as late"
+    assert seen_with_many.of(0, 1, goes_on=True) == 1.0
+    assert seen_with_many.of(1, 12, goes_on=True) == 3.0
 
 
 def test_pinned_memory_is_free_again_when_the_device_is_done_with_it() -> None:

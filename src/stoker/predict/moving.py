@@ -71,7 +71,9 @@ def _first_sends(runs: Sequence[Run]) -> FirstSends:
             which = _ALONE if run.num_workers == 1 else min(worker, _OTHERS)
             found.setdefault(which, []).append(max(0.0, seconds - usual))
     alone = median(found.get(_ALONE, [0.0]))
-    return FirstSends(alone, *(median(found.get(which, [alone])) for which in range(_OTHERS + 1)))
+    crowd = min((run.num_workers for run in runs if run.num_workers > 1 and run.send_s), default=2)
+    first, second, others = (median(found.get(which, [alone])) for which in range(_OTHERS + 1))
+    return FirstSends(alone, first, second, others, crowd)
 
 
 def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
