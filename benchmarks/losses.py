@@ -65,7 +65,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name in LOSSES:
-        asked = {"mode": "train", "gpu_memory": int(options.gib * GIB), "device": "cuda"}
+        asked: dict[str, Any] = {"mode": "train", "gpu_memory": int(options.gib * GIB), "device": "cuda"}
         row: dict[str, Any] = {"loss": name, "gib": options.gib, "torch": str(torch.__version__)}
         for method in ("auto", "search"):
             row[method] = brief(stoker.limit(workload(name), method=method, **asked))
