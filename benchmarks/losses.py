@@ -2,8 +2,9 @@
 
 python benchmarks/losses.py [--gib 4]
 
-The model is small and gives an image for an image, so that what a loss keeps decides the peak. `search` knows nothing
-of the trace; `auto` begins with it, and says what it had predicted.
+The model is small and gives an image for an image, so that what a loss keeps decides the peak. `auto` begins with the
+trace, says what that predicted, and ends with a size that ran and one at most 1 % above that did not. `search`, which
+knows nothing of the trace, is asked about two of them as well: it takes several times as long.
 """
 
 from collections.abc import Callable
@@ -51,6 +52,7 @@ LOSSES: dict[str, tuple[Any, Callable[[], nn.Module]]] = {
     "soft margin": (nn.SoftMarginLoss(), nn.Identity),
     "kl divergence": (_divergence, nn.Identity),
 }
+SEARCHED = ("mse", "bce")
 
 
 def workload(name: str) -> stoker.Workload:
@@ -67,13 +69,15 @@ def main() -> None:
     for name in LOSSES:
         asked: dict[str, Any] = {"mode": "train", "gpu_memory": int(options.gib * GIB), "device": "cuda"}
         row: dict[str, Any] = {"loss": name, "gib": options.gib, "torch": str(torch.__version__)}
-        for method in ("auto", "search"):
+        for method in ("auto", "search") if name in SEARCHED else ("auto",):
             row[method] = brief(stoker.limit(workload(name), method=method, **asked))
         rows.append(row)
-        auto, searched = row["auto"], row["search"]
-        told, edge = auto["predicted_batch"], searched["max_batch"]
+        auto, searched = row["auto"], row.get("search", {}).get("max_batch", "")
+        told, edge = auto["predicted_batch"], auto["max_batch"]
         error = f"{told / edge - 1:+.1%}" if told else "-"
-        say(f"{name:15s} traced {told} {error}  auto {auto['max_batch']} in {auto['seconds']:.1f} s  searched {edge}")
+        say(
+            f"{name:15s} traced {told} {error}  auto {edge} in {auto['seconds']:.1f} s  {searched.get('max_batch', '')}"
+        )
         write(options.output, "limit-losses", rows)
 
 
