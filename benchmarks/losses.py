@@ -75,9 +75,7 @@ def main() -> None:
         auto, searched = row["auto"], row.get("search", {}).get("max_batch", "")
         told, edge = auto["predicted_batch"], auto["max_batch"]
         error = f"{told / edge - 1:+.1%}" if told else "-"
-        say(
-            f"{name:15s} traced {told} {error}  auto {edge} in {auto['seconds']:.1f} s  {searched.get('max_batch', '')}"
-        )
+        say(f"{name:15s} traced {told} {error}  auto {edge} in {auto['seconds']:.1f} s  {searched}")
         write(options.output, "limit-losses", rows)
 
 
