@@ -16,7 +16,7 @@ from stoker.measure.forked import Forked
 from stoker.measure.server import Failure
 from stoker.tune import tried as tried_module
 from stoker.tune.limit import Question
-from stoker.workload.examples import worst_example
+from stoker.workload.examples import grown, worst_example
 
 MIB = 2**20
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -158,6 +158,33 @@ def test_what_stays_the_same_in_every_batch_does_not_grow() -> None:
     workload = stoker.Workload(model=Wide, dataset=Lengths([4] * 8), collate_fn=with_weights)
     inputs, weights = worst_example(workload).sized(7, torch.device("cpu"))
     assert (inputs.shape, weights.shape) == ((7, 4), (10,))
+
+
+class Chances(Dataset[Any]):
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(64), torch.rand(64)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 11])
+def test_a_batch_of_any_size_has_the_values_of_its_items(size: int) -> None:
+    batch = (torch.randn(3, 2, 4, 5), torch.tensor([7, 8, 9]), torch.ones(10))
+    images, labels, weights = grown(batch, 3, size, torch.device("cpu"), channels_last=True)
+    rows = [number % 3 for number in range(size)]
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, batch[0][rows])
+    assert torch.equal(labels, batch[1][rows])
+    assert torch.equal(weights, batch[2])
+
+
+def test_a_loss_that_takes_only_chances_is_given_such() -> None:
+    def model() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid())
+
+    workload = stoker.Workload(model=model, dataset=Chances, loss=torch.nn.BCELoss(), optimizer=torch.optim.Adam)
+    assert stoker.limit(workload, gpu_memory=64 * MIB, device="cpu", mode="train").ran
 
 
 def test_a_trace_says_that_the_set_is_smaller_than_the_batch() -> None:

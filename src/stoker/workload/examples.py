@@ -73,20 +73,31 @@ def collated(workload: Workload, items: list[Any]) -> Any:
 
 
 def grown(batch: Any, items: int, batch_size: int, device: torch.device, *, channels_last: bool = False) -> Any:
-    """A batch of `items` as one of `batch_size`, made on the device: noise for numbers, an item's own indices."""
+    """A batch of `items` as one of `batch_size`, made on the device of the same items again and again: a loss may take
+    only values between 0 and 1, an index must be one of the table's."""
 
     def grow(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != items:
             return tensor.to(device, copy=True)
-        shape = (batch_size, *tensor.shape[1:])
-        if not tensor.is_floating_point():
-            return tensor[:1].expand(shape).to(device, copy=True)
-        images = channels_last and tensor.dim() in (4, 5)
+        images = channels_last and tensor.is_floating_point() and tensor.dim() in (4, 5)
         order = (torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d) if images else None
-        made = torch.empty(shape, dtype=tensor.dtype, device=device, memory_format=order or torch.contiguous_format)
-        return made.normal_()
+        layout = order or torch.contiguous_format
+        made = torch.empty((batch_size, *tensor.shape[1:]), dtype=tensor.dtype, device=device, memory_format=layout)
+        return _filled(made, tensor if tensor.device == made.device else tensor.contiguous(memory_format=layout))
 
     return mapped(batch, grow)
+
+
+@torch.no_grad()
+def _filled(made: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Written in place, by what is there already: nothing else is asked of the device's memory."""
+    there = min(len(rows), len(made))
+    made[:there].copy_(rows[:there])
+    while 0 < there < len(made):
+        more = min(there, len(made) - there)
+        made[there : there + more].copy_(made[:more])
+        there += more
+    return made
 
 
 def _items(dataset: Any, workload: Workload | None) -> Iterator[Any]:
