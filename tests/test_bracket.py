@@ -94,3 +94,17 @@ def test_a_size_that_is_likely_at_most_and_lies_far_off_is_not_gone_to(edge: int
         ahead=lambda sizes: 500,
     )
     assert tried == sizes
+
+
+def test_what_may_come_next_is_told_ahead() -> None:
+    told: list[list[int]] = []
+
+    def ahead(sizes: list[int]) -> None:
+        told.append(sizes)
+
+    close(lambda size: size < 202, guess=200, ceiling=10**6, tolerance=0.005, ahead=ahead)
+    assert told == [[200, 201, 202], [201, 202], [202, 204]], "two beyond a guess, then one"
+    told.clear()
+    close(lambda size: size < 180, guess=200, ceiling=10**6, tolerance=0.01, ahead=ahead)
+    assert told[1] == [199, 198, 196], "below what failed, as if all of them did"
+    assert told[-3] == [180, 182, 178], "between two known ends, the next and what follows if it holds or fails"

@@ -9,6 +9,10 @@ _NEAR = 4
 """Gaps within which what is the most likely was seen to say something of the edge."""
 
 
+_TOLD = 3
+"""How many sizes are told ahead at most: each that is begun and not needed is in the way of the others."""
+
+
 class Bracket(Record, frozen=True):
     """`ran` is the largest size shown to hold with a failure right above it (0: none), `failed` that failure's size.
 
@@ -30,15 +34,12 @@ def close(
     """Close in on the edge from a guess: the better the guess, the fewer tries.
 
     Ends when a size that held and one that failed lie within `tolerance`, or one apart. Before each try `ahead` is told
-    its size and those that would come next, whether it holds or fails; while none has failed, only that for holding:
-    what a good guess will not need would only be in the way. It may answer with the largest size that is likely at all.
+    its size and those that may come next, the nearest first. It may answer with the largest size that is likely at all.
     """
     state, most = _State(0, None, max(1, min(guess, ceiling)), 0), None
     while True:
         if ahead:
-            ways = (True, False) if state.failed is not None else (True,)
-            after = (_after(state, held, tolerance, ceiling, most) for held in ways)
-            most = ahead([state.size, *(each.size for each in after if not _is_over(each, tolerance, ceiling))])
+            most = ahead(_coming(state, tolerance, ceiling, most))
         state = _after(state, holds(state.size), tolerance, ceiling, most)
         if _is_over(state, tolerance, ceiling):
             return Bracket(ran=state.ran, failed=state.failed)
@@ -52,6 +53,20 @@ class _State(NamedTuple):
     failed: int | None
     size: int
     stride: int
+
+
+def _coming(state: _State, tolerance: float, ceiling: int, most: int | None) -> list[int]:
+    """This size and those that may follow it: two ahead from a guess and below what failed, else one.
+
+    While none has failed, only what follows if they hold: what a good guess will not need would be in the way.
+    """
+    sizes, states = [state.size], [state]
+    for _ in range(1 if state.ran else 2):
+        ways = (True, False) if state.failed is not None else (True,)
+        after = [_after(each, held, tolerance, ceiling, most) for each in states for held in ways]
+        states = [each for each in after if not _is_over(each, tolerance, ceiling)]
+        sizes += [each.size for each in states]
+    return list(dict.fromkeys(sizes))[:_TOLD]
 
 
 def _after(state: _State, held: bool, tolerance: float, ceiling: int, most: int | None) -> _State:

@@ -135,7 +135,7 @@ class Search:
     def begin(self, sizes: Iterable[int]) -> None:
         """Try sizes side by side, the first ones first, as many as the device has room for; `try_size` finds them
         under way. Those that were begun before and are not among these are not wanted any more."""
-        wanted = [size for size in dict.fromkeys(sizes) if size not in self.probes][: self.at_once]
+        wanted = [size for size in dict.fromkeys(sizes) if size and size not in self.probes][: self.at_once]
         for size in [size for size in self._begun if size not in wanted]:
             self._begun.pop(size).stop()
         for size in wanted:

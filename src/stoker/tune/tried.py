@@ -20,11 +20,13 @@ from stoker.tune.limit import Change, Limit, Question
 from stoker.tune.searching import Search
 from stoker.tune.traced import Estimate, Replays
 from stoker.units import format_seconds
+from stoker.workload import passes
 from stoker.workload.definition import Workload
 from stoker.workload.examples import worst_example
 
 _CEILING = 2**20
-_COMFORT_TRIES = 3
+_COMFORT_TRIES, _LESS = 3, 95
+"""How often a size without a retry is looked for, each of so many per cent of the one before."""
 _FIRST_DOUBLING = 32
 _SHARE, _RUN_ITERATIONS = 0.01, 20
 """The thesis' manual search runs 0.5 to 2 % of an epoch's iterations at a size; we run so many and reckon the rest."""
@@ -124,8 +126,8 @@ class _Guide:
         if self.estimate is None:
             self._search.begin(sizes)
             self.estimate = self._replays.estimate()
-        calm = self.estimate.calm
-        self._search.begin((*sizes, calm) if 0 < calm < self.guess else sizes)
+        retries = min(self.estimate.calm, sizes[0]) < self.guess  # the largest will need some, by all that is known
+        self._search.begin((*sizes, _calm_guess(self.estimate, sizes[0])) if retries else sizes)
         return None if first and self._search.at_once > 1 else self.estimate.most
 
 
@@ -205,7 +207,8 @@ def _by_host(search: Search) -> Limit:
         found = doubled(search.holds, start=1, ceiling=8)
         search.need(found)
         return search.ran(found, found.ran, None, "auto")
-    item = max(1, (high.peak_bytes - low.peak_bytes) // (high.batch_size - low.batch_size))
+    own_bytes = passes.batch_bytes(search.cradle.example.item)
+    item = max(1, own_bytes, (high.peak_bytes - low.peak_bytes) // (high.batch_size - low.batch_size))
     guess = max(1, (search.budget_bytes - high.peak_bytes) // item + high.batch_size)
     step_s = high.step_s[-1] / high.batch_size * guess
     if step_s * 3 * 3 <= _PATIENCE_S:
@@ -227,7 +230,8 @@ def _by_host(search: Search) -> Limit:
 
 def _two_sizes(search: Search) -> tuple[Probe, Probe | None]:
     """A batch and a larger one that takes so much more memory that the difference can be trusted; None in its place
-    where a small one does not run. Sizes grow while they are quick, and while a good part of memory is left."""
+    where a small one does not run. Sizes grow while they are quick, and while the difference is a small part of what is
+    left: most of what a small batch takes may be torch's own."""
     low, high = search.try_size(2, steps=2), None
     while low.outcome == "done":
         probe = search.try_size(4 * (high or low).batch_size, steps=2)
@@ -235,21 +239,29 @@ def _two_sizes(search: Search) -> tuple[Probe, Probe | None]:
             break
         low, high = high or low, probe
         apart = high.peak_bytes - low.peak_bytes
-        if apart >= _APART_BYTES or high.peak_bytes * 8 > search.budget_bytes or 4 * high.step_s[-1] > _PATIENCE_S / 20:
+        if apart >= min(_APART_BYTES, (search.budget_bytes - low.peak_bytes) // 8):
+            break
+        if 4 * high.step_s[-1] > _PATIENCE_S / 20:
             break
     return low, high
 
 
 def _comfortable(search: Search, ran: int, estimate: Estimate | None) -> int | None:
     """The largest size seen to run without a retry; a few more are tried where the largest needed one."""
-    size = min(estimate.calm, ran - 1) if estimate else ran * 9 // 10
+    size = _calm_guess(estimate, ran) if estimate else ran * 9 // 10
     benchmark = search.question.cudnn_benchmark  # its tries take long, and its algorithms make the allocator retry
     for _ in range(1 if benchmark else _COMFORT_TRIES):
         if search.calm() or size < 1:
             break
         search.try_size(size)
-        size = size * 95 // 100
+        size = size * _LESS // 100
     return max(search.calm(), default=None)
+
+
+def _calm_guess(estimate: Estimate, size: int) -> int:
+    """Where to look for a size without a retry, below one that needs some: as told, or else a little less."""
+    told = (estimate.calm, estimate.likely * _LESS // 100, size * _LESS // 100)
+    return next((each for each in told if each < size), 0)
 
 
 def _remedies(search: Search, found: Bracket) -> tuple[Change, ...]:
