@@ -12,7 +12,7 @@ from stoker.errors import InputError
 from stoker.predict.forecast import Predictor, landscape, predict
 from stoker.predict.loop import Load
 from stoker.predict.probes import Probes, read
-from stoker.records import Extent, Setting, Subject, Timeline, Trial, encode
+from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial, encode
 from stoker.report.predictions import grid_view
 from stoker.tune.candidates import Wish, candidates_of
 from stoker.tune.constrain import bounds_of
@@ -85,6 +85,27 @@ def test_a_run_of_more_items_than_asked_for_is_not_less_than_nothing() -> None:
         outcome="done", workload=subject, setting=Setting(), extent=extent, items=32, total_s=1.0, timeline=line
     )
     assert Objective(items=8).of_trial(trial) >= 1 / 4
+
+
+def test_a_host_that_is_ahead_of_its_device_does_not_make_the_rest_of_a_run_quicker() -> None:
+    count = 8
+    loaded = tuple(0.05 * (place + 1) for place in range(count))
+    line = Timeline(asked_s=(0.0, *loaded[:-1]), got_s=loaded, done_s=loaded, items=(32,) * count, batches=(count,))
+    trial = Trial(
+        outcome="done",
+        workload=Subject(name="made", model="none", data="made", mode="infer", device="cuda:0", items=1024),
+        setting=Setting(batch_size=32),
+        extent=Extent(batches=count, warmup=0),
+        items=32 * count,
+        total_s=0.05 + 0.1 * count,
+        timeline=line,
+        stages={
+            "wait": Stage(clock="loop", samples_s=(0.05, *(0.0,) * (count - 1))),
+            "forward": Stage(clock="loop", samples_s=(0.1,) * count),
+            "other": Stage(clock="loop", samples_s=(*(0.0,) * count, 3.0)),
+        },
+    )
+    assert Objective(items=1024).of_trial(trial) == pytest.approx(0.05 + 0.1 * 32)
 
 
 def test_several_gpus_share_what_the_machine_has(probed: Probes) -> None:

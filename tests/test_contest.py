@@ -8,7 +8,7 @@ import pytest
 
 from stoker.measure.bench import Job
 from stoker.predict.forecast import Prediction
-from stoker.records import Setting, Subject, Timeline, Trial
+from stoker.records import Setting, Stage, Subject, Timeline, Trial
 from stoker.tune import contest
 from stoker.tune.candidates import Candidate, Wish
 from stoker.tune.objective import Measured, Objective
@@ -79,6 +79,7 @@ class Machine:
             items=SIZE * batches,
             total_s=each_s * batches,
             timeline=line,
+            stages={"step": Stage(clock="loop", samples_s=(each_s,) * batches)},
         )
 
 

@@ -15,9 +15,14 @@ def by_size(runs: Sequence[Run], samples: Callable[[Run], list[float]]) -> dict[
     return found
 
 
+PINNED_AT_ONCE = 2
+"""With no workers one batch is being copied to the device while the next is pinned: so many pieces of pinned memory are
+made, and used again by all later batches."""
+
+
 def warm(run: Run) -> list[int]:
-    """Full batches that were not a worker's first; in a run of first batches only, all of them."""
-    firsts = max(1, run.num_workers)
+    """Full batches that were not a worker's first, and that a loop without workers had pinned memory for."""
+    firsts = run.num_workers or (PINNED_AT_ONCE if run.pinned else 1)
     full = [place for place in range(len(run.items)) if run.items[place] == run.batch_size]
     return [place for place in full if place >= firsts]
 

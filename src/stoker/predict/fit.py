@@ -93,6 +93,7 @@ def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
     C's malloc never keeps a piece above 32 MiB: a batch that is larger is made of pages that have to be filled anew.
     Between a probed size that is smaller and one that is larger, the step is there.
     """
+    runs = [run for run in runs if warm(run)] or runs
     found = means(runs, usual, lambda run: [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)])
     item_bytes = median(run.bytes[0] / run.items[0] for run in runs)
     edge = float(_KEPT_BYTES // max(item_bytes, 1))

@@ -12,12 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from stoker.predict.batches import PINNED_AT_ONCE
 from stoker.predict.costs import Costs, Table
 from stoker.predict.loop import Load, Loader, Seen, persists
 from stoker.records import Setting
 
-_PINNED_AT_ONCE = 2
-"""With no workers one batch is being copied to the device while the next is pinned."""
 _MANY_ITEMS = 8192
 """The mean of more items than these is drawn whole, from the curve that such means follow."""
 _MOST_BATCHES = 240
@@ -115,7 +114,7 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) 
     step = costs.step
     for size, draw in zip(sizes, draws, strict=True):
         loading = costs.inline_item_s.at(size) * size * draw
-        if pinned and len(seen.moments_s) < _PINNED_AT_ONCE:
+        if pinned and len(seen.moments_s) < PINNED_AT_ONCE:
             loading += costs.pin_anew_s.at(size)
         if not seen.moments_s:
             loading += costs.inline_cold_s.at(size)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from stoker.errors import InputError
 from stoker.measure.others import disturbed
-from stoker.measure.spans import steady
+from stoker.measure.spans import PER_EPOCH, steady
 from stoker.predict.forecast import Prediction
 from stoker.records import Record, Trial
 
@@ -75,11 +75,16 @@ def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
 
 
 def steady_item_s(trial: Trial) -> float:
-    """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short."""
+    """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short.
+
+    By the stages, which share the wall clock: the moments at which the loop went on are those of the host, and a GPU
+    may be far behind it.
+    """
     skip = max(3, trial.setting.num_workers)
-    done, items = trial.timeline.done_s, trial.timeline.items
-    if len(done) > 2 * skip:
-        return max(1e-9, (done[-1] - done[skip - 1]) / sum(items[skip:]))
+    items = trial.timeline.items
+    if len(items) > 2 * skip:
+        loop = [stage for name, stage in trial.stages.items() if stage.clock == "loop" and name not in PER_EPOCH]
+        return max(1e-9, sum(sum(stage.samples_s[skip : len(items)]) for stage in loop) / sum(items[skip:]))
     span = steady(trial)
     if span is not None and span.items and span.seconds > 0:
         return span.seconds / span.items

@@ -16,6 +16,7 @@ from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
 from stoker.measure.keeping import can_keep_memory
 from stoker.measure.others import disturbed
 from stoker.measure.trial import Named, OnEvent
+from stoker.predict.batches import PINNED_AT_ONCE
 from stoker.predict.forecast import NO_LENGTH
 from stoker.predict.probes import Kind, Probes, Run, facts_of, run_of
 from stoker.records import Extent, Mode, Problem, Setting, Subject, Trial
@@ -182,7 +183,7 @@ class _Prober:
         if large == middle:
             return
         if self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
-            yield from self._keep("load", large, 0, batches=self._batches(large, 2))
+            yield from self._keep("load", large, 0, batches=self._batches(large, PINNED_AT_ONCE + 1))
             yield from self._keep("load", large, 1, batches=self._batches(large, 3))
         else:
             yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
