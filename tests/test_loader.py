@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stoker.errors import InputError
 from stoker.predict import loader
 from stoker.predict.costs import Costs, FirstSends, Step, Table, faster
+from stoker.predict.driver import Driver
 from stoker.predict.loader import simulate
 from stoker.predict.loop import Load
 from stoker.records import Setting
@@ -169,14 +170,18 @@ def test_whose_first_batch_is_late() -> None:
     assert seen_with_many.of(1, 12, goes_on=True) == 3.0
 
 
-def test_pinned_memory_is_free_again_when_the_device_is_done_with_it() -> None:
-    def blocks(device_s: float) -> float:
+def test_pinned_memory_is_free_again_when_the_device_is_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Driver] = []
+    really = Driver._made
+    monkeypatch.setattr(Driver, "_made", lambda driver, then: made.append(driver) or really(driver, then))
+
+    def blocks(device_s: float) -> int:
+        made.clear()
         step = Step(host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True)
-        found = replace(costs(item_s=0.001, step=step), pin_s=Table((1.0,), (0.0001,), True))
-        anew = replace(found, pin_anew_s=Table((1.0,), (0.1,), True))
-        setting = Setting(batch_size=8, num_workers=1, pin_memory=True)
-        last = [simulate(each, setting, Load(items=160)).moments_s[-1] for each in (anew, found)]
-        return (last[0] - last[1]) / 0.1
+        quick, slow = (Table((1.0,), (seconds,), True) for seconds in (0.0001, 0.1))
+        found = replace(costs(item_s=0.001, step=step), pin_s=quick, pin_anew_s=slow)
+        simulate(found, Setting(batch_size=8, num_workers=1, pin_memory=True), Load(items=160))
+        return len(made)
 
     assert blocks(0.001) < 4, "a few go round"
     assert blocks(1.0) > 10, "the host runs ahead of the device, and what it has read is still in use"
@@ -200,8 +205,8 @@ def test_what_pinned_memory_is_made_meanwhile_holds_up_a_step_of_many_launches()
         simulate(replace(found, pin_anew_s=Table((1.0,), (seconds,), True)), setting, Load(items=16))
         for seconds in (0.0, 0.02)
     )
-    assert quick.moments_s[0] - quick.first_batch_s == pytest.approx(0.05)
-    assert slow.moments_s[0] - slow.first_batch_s == pytest.approx(0.05 + 0.02), "the second batch's, in its middle"
+    assert quick.moments_s[0] - quick.first_batch_s == pytest.approx(0.05 + 0.001)
+    assert slow.moments_s[0] - quick.moments_s[0] == pytest.approx(2 * 0.02), "its own, and the second's in its middle"
 
 
 def test_uneven_cores_scatter_what_batches_take() -> None:
@@ -275,6 +280,22 @@ def test_never_faster_than_the_work_allows(
     assert seen.total_s >= min(size, items) * least + step - 1e-9
     assert seen.first_batch_s <= seen.total_s + 1e-9
     assert 0 <= seen.waited_s <= seen.total_s + 1e-9
+
+
+@settings(deadline=None, max_examples=60)
+@given(batch, workers, st.booleans(), st.integers(1, 40_000), st.floats(0.0001, 0.01), st.integers(1, 2))
+def test_never_faster_than_the_device_however_far_the_host_is_ahead(
+    size: int, count: int, pinned: bool, items: int, device_s: float, epochs: int
+) -> None:
+    step = Step(host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True)
+    found = costs(item_s=0.00001, step=step)
+    setting = Setting(batch_size=size, num_workers=count, pin_memory=pinned)
+    seen = simulate(found, setting, Load(items=items, epochs=epochs))
+    batches = epochs * math.ceil(items / size)
+    assert seen.total_s >= batches * device_s * (1 - 1e-6)
+    assert seen.total_s <= batches * device_s + items * epochs * 0.0001 + batches * 0.001 + 0.1 * (1 + count), (
+        "nor waits"
+    )
 
 
 @settings(deadline=None, max_examples=150)

@@ -129,7 +129,7 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) 
             queue.append(device_free)
             if len(queue) > step.ahead:
                 now = max(now, queue.popleft())
-        seen.moments_s.append(now)
+        seen.moments_s.append(max(now, device_free))
         now += costs.inline_between_s.at(size)
     seen.total_s = max(now, device_free)
     return seen

@@ -34,7 +34,7 @@ class Load:
 
 @dataclass
 class Seen:
-    """What the simulated loop saw, in seconds after its start."""
+    """What the simulated loop saw, in seconds after its start. `moments_s` are the ends of steps, on the device."""
 
     total_s: float = 0.0
     first_batch_s: float = 0.0
@@ -273,7 +273,7 @@ class Loader:
         self._cpu.sleep(until - now, lambda: self._stepped(batch))
 
     def _stepped(self, batch: int) -> None:
-        self._seen.moments_s.append(self._cpu.now)
+        self._seen.moments_s.append(max(self._cpu.now, self._device_free))
         self._cpu.compute(self._costs.between_s.at(self._sizes[batch]), self._went_on)
 
     def _went_on(self) -> None:
