@@ -173,7 +173,12 @@ def test_whose_first_batch_is_late() -> None:
 def test_pinned_memory_is_free_again_when_the_device_is_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Driver] = []
     really = Driver._made
-    monkeypatch.setattr(Driver, "_made", lambda driver, then: made.append(driver) or really(driver, then))
+
+    def counted(driver: Driver, then: Any) -> None:
+        made.append(driver)
+        really(driver, then)
+
+    monkeypatch.setattr(Driver, "_made", counted)
 
     def blocks(device_s: float) -> int:
         made.clear()
