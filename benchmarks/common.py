@@ -17,8 +17,8 @@ from stoker.records import Machine
 from stoker.report.documents import to_json
 
 RESULTS = Path(__file__).parent / "results"
-EARLIER = "limit-more-earlier"
-"""Rows of `limit-more` that have been run again since, with another version."""
+EARLIER = ("limit-more-earlier", "limit-alone-earlier", "limit-peers-earlier")
+"""Rows that have been run again since, with another version; the last two with peers that a loader fed."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def tried_sizes(name: str) -> dict[str, dict[str, Any]]:
     Every try was in a fresh process, and where what fits is ragged, each of them tells.
     """
     sizes: dict[str, dict[bool, set[int]]] = {}
-    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-peers", "limit-more", EARLIER)}
+    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-peers", "limit-more", *EARLIER)}
     for row in (row for rows in kept.values() for row in rows):
         seen = sizes.setdefault(row["key"], {True: set(), False: set()})
         tries = [(int(size), ran) for size, ran in row.get("truth", {}).get("tries", {}).items()]

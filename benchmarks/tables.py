@@ -217,11 +217,26 @@ def _earlier(asked: Iterable[dict[str, Any]]) -> str:
     """What the questions of a table had been when they were asked before."""
     keys = {row["key"] for row in asked}
     before: dict[str, list[str]] = {}
-    for row in rows("h200", EARLIER):
+    for row in (row for name in EARLIER for row in rows("h200", name) if "lightning" in row):
         if row["key"] in keys:
             before.setdefault(_question(row), []).append(f"{_to_lightning(row):.2f}")
     said = "; ".join(f"{name}: {', '.join(ratios)}" for name, ratios in before.items())
     return f"Runs of earlier versions, not in the table: {said}. " if said else ""
+
+
+def losses() -> str:
+    """What the trace said of losses that keep more than their shapes tell."""
+    head = ["loss", "traced, interval", "ran / failed", "error", "searched"]
+    lines = []
+    for row in rows("h200", "limit-losses"):
+        auto = row["auto"]
+        low, high = auto["predicted_interval"]
+        failed = min(probe["batch_size"] for probe in auto["probes"] if not probe["ran"])
+        ran = max(auto["max_batch"], row.get("search", auto)["max_batch"])
+        cells = [f"{auto['predicted_batch']}, {low} to {high}", f"{ran} / {failed}"]
+        searched = str(row["search"]["max_batch"]) if "search" in row else ""
+        lines.append([row["loss"], *cells, f"{auto['predicted_batch'] / ran - 1:+.1%}", searched])
+    return table(head, lines)
 
 
 def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:
@@ -268,7 +283,7 @@ def _before(machine: str) -> str:
     errors = [value for row in found for value in row["errors"]]
     lost = ", ".join(_share(row["regret"].get("tune")) for row in found)
     of = f"{_at(errors, 0.5)} in the median and {_at(errors, 0.9)} at the 90th percentile"
-    return f"An earlier run of {len(found)} workloads, its regret {lost}: {of}."
+    return f"Another run of {len(found)} workloads, its regret {lost}: {of}."
 
 
 def _anew(found: list[dict[str, Any]]) -> str:
@@ -357,11 +372,12 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping", "h200-keeping-1"),
+    "forecast-h200-keeping": forecast("h200-keeping", "h200-keeping-1", "h200-keeping-2"),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
     "limits": limits,
+    "limits-losses": losses,
     "limits-alone": limits_beside_peers("limit-alone"),
     "limits-peers": limits_beside_peers("limit-peers"),
     "limits-more": limits_beside_peers("limit-more"),
