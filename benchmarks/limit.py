@@ -449,7 +449,7 @@ def main() -> None:
 
     asked_for = questions()
     if options.alone or options.peers:
-        asked_for = [question(model) for model in MODELS if (model in ALONE) == options.alone]
+        asked_for = [question(model) for model in MODELS if options.alone or model not in ALONE]
     if options.more:
         asked_for = more_questions()
     if options.unseen:

@@ -16,7 +16,7 @@ from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial, enc
 from stoker.report.predictions import grid_view
 from stoker.tune.candidates import Wish, candidates_of
 from stoker.tune.constrain import bounds_of
-from stoker.tune.objective import Objective
+from stoker.tune.objective import Measured, Objective
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,15 @@ def test_a_host_that_is_ahead_of_its_device_does_not_make_the_rest_of_a_run_quic
         },
     )
     assert Objective(items=1024).of_trial(trial) == pytest.approx(0.05 + 0.1 * 32)
+
+
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [([2.0], 2.0), ([2.0, 2.1], 2.05), ([3.0, 2.0], 2.0), ([2.0, 9.0, 2.2], 2.2), ([1.0, 2.0, 3.0, 4.0], 2.5)],
+)
+def test_few_runs_of_a_setting_are_not_counted_as_better_than_many(samples: list[float], expected: float) -> None:
+    found = Measured(samples_s=tuple(samples), run_s=tuple(samples), items=1, first_batch_s=0.1, steady_items_per_s=1.0)
+    assert found.total_s == pytest.approx(expected)
 
 
 def test_several_gpus_share_what_the_machine_has(probed: Probes) -> None:

@@ -9,7 +9,7 @@ _NEAR = 4
 """Gaps within which what is the most likely was seen to say something of the edge."""
 
 
-_TOLD = 3
+_TOLD = 4
 """How many sizes are told ahead at most: each that is begun and not needed is in the way of the others."""
 
 

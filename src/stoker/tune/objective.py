@@ -10,6 +10,9 @@ from stoker.measure.spans import PER_EPOCH, steady
 from stoker.predict.forecast import Prediction
 from stoker.records import Record, Trial
 
+_FAR = 1.1
+"""Two runs of a setting that lie further apart than this were not made in the same quiet."""
+
 
 class Objective(Record, frozen=True):
     """`items` of each of `epochs` passes; `throughput` leaves start-up out."""
@@ -53,8 +56,9 @@ class Measured(Record, frozen=True):
 
     @property
     def total_s(self) -> float:
-        """The middle run; of two the better, as what disturbs a run only ever makes it longer."""
-        return min(self.samples_s) if len(self.samples_s) < 3 else median(self.samples_s)
+        """The middle of all runs; of two that are far apart the better, as what disturbs a run only makes it longer."""
+        least = min(self.samples_s)
+        return least if len(self.samples_s) == 2 and max(self.samples_s) > _FAR * least else median(self.samples_s)
 
 
 def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:

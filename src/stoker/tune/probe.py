@@ -111,9 +111,9 @@ class _Prober:
         yield from self._loading(small, middle, large)
         yield from self._steps(small, middle, large)
         yield from self._crowds(small, middle, large)
-        yield from self._keep("load", middle, 1, batches=self._batches(middle, 4))  # is the machine as fast as before?
+        yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))  # is the machine as fast as before?
         if can_keep_memory():
-            yield from self._keep("kept", middle, 1, batches=self._batches(middle, 4))
+            yield from self._keep("kept", middle, 1, batches=self._sent(middle, 4))
         return self._probes()
 
     def _clamped(self) -> list[int]:
@@ -176,15 +176,15 @@ class _Prober:
     def _loading(self, small: int, middle: int, large: int) -> Talk[None]:
         """No worker and one, at three sizes, over the same items: the first batch apart, then warm ones."""
         yield from self._keep("load", middle, 0, batches=self._batches(middle, 4))
-        yield from self._keep("load", middle, 1, batches=self._batches(middle, 4))
+        yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))
         if small != middle:
             yield from self._keep("load", small, 0, batches=self._batches(small, 8))
-            yield from self._keep("load", small, 1, batches=self._batches(small, 12))
+            yield from self._keep("load", small, 1, batches=self._sent(small, 12))
         if large == middle:
             return
         if self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
             yield from self._keep("load", large, 0, batches=self._batches(large, PINNED_AT_ONCE + 1))
-            yield from self._keep("load", large, 1, batches=self._batches(large, 3))
+            yield from self._keep("load", large, 1, batches=self._sent(large, 3))
         else:
             yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
 
@@ -229,6 +229,10 @@ class _Prober:
         each_s = self._item_s * size if batch_s is None else batch_s
         quick = min(_MOST_BATCHES, int(_RUN_S / max(each_s, 1e-4)))
         return max(least, min(quick, (self._warmed if most is None else most) // size))
+
+    def _sent(self, size: int, least: int) -> int:
+        """The same for a worker's batches, which are quick where items are: to be sent takes them about as long."""
+        return self._batches(size, least, 2 * self._item_s * size)
 
     def _steps(self, small: int, middle: int, large: int) -> Talk[None]:
         """Steps alone at three sizes, and where the step needs the cores that workers need, both together."""
