@@ -200,13 +200,17 @@ def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
 def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
     """The choices of all planners and the grid's best three, in turns; twice as often where two are within 5 %.
 
-    What took twice the best or more in the grid is not run again: its run there counts.
+    How a process' memory lies favours some cells for as long as it lives: each turn has a process of its own, but on a
+    GPU, where to begin one takes seconds. What took twice the best or more in the grid is not run again: its run there
+    counts.
     """
     in_grid = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
     chosen = {cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3))
     hopeless = {cell for cell in chosen & in_grid.keys() if in_grid[cell] > 2 * min(in_grid.values())}
     turns = sorted(chosen - hopeless)
     for repeat in range(2 * repeats):
+        if repeat and case.device != "cuda":
+            yield from warm_up(case, fresh=True)
         for cell in turns if repeat % 2 == 0 else reversed(turns):
             seen = judged(case, kept)
             done = seen.get(cell, [])
@@ -226,11 +230,12 @@ def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
     return seen
 
 
-def warm_up(case: Case) -> Talk[None]:
+def warm_up(case: Case, *, fresh: bool = False) -> Talk[None]:
     """The first run of a process reads files and fills caches, and a GPU's first steps of a size choose their kernels:
     nobody's to pay for."""
     setting = Setting(batch_size=case.batches[0], num_workers=2)
-    yield Job(setting=setting, extent=Extent(batches=-(-case.items // case.batches[0]), warmup=0), nap_s=0.0)
+    extent = Extent(batches=-(-case.items // case.batches[0]), warmup=0)
+    yield Job(setting=setting, extent=extent, nap_s=0.0, fresh=fresh)
     for size in case.batches if case.device == "cuda" else ():
         yield Job(
             setting=Setting(batch_size=size, num_workers=0),

@@ -151,10 +151,10 @@ def test_the_knee_is_the_leaner_of_two_that_are_known_to_be_alike(
     assert contest.knee(found).setting.num_workers == chosen
 
 
-def test_a_new_process_is_warmed_up_once_for_nobodys_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_round_has_a_new_process_that_is_warmed_up_for_nobodys_account(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
     found = machine.contend([candidate(0, 1.0), candidate(1, 2.0)], left_s=60)
-    assert machine.warmed_up == [(SIZE, True, 0)], "before the first run, and never again"
+    assert machine.warmed_up == [(SIZE, True, 0), (SIZE, True, 2)]
     assert [each.measured.samples_s[0] for each in found if each.measured] == pytest.approx([1.0, 2.0])
 
 

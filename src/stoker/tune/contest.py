@@ -127,8 +127,9 @@ def _rounds(
     trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
     seen: dict[int, Measured | None] = {}
     target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
-    yield from _warm_up(chosen)
     for number in range(_ROUNDS):
+        if not number or not chosen[0].setting.pin_memory:
+            yield from _warm_up(chosen)
         order = _order(number, chosen, trials, seen, left_s - (perf_counter() - began))
         for place in order:
             if number and perf_counter() - began > left_s - min(target_s, _last_s(trials[place])):
@@ -163,8 +164,9 @@ def _order(
 def _warm_up(chosen: Sequence[Candidate]) -> Talk[None]:
     """Two batches in a new process, for nobody's account; on a GPU two of each size.
 
-    Not in the process that was probed: how its memory lies may favour some settings, by luck. And a GPU's first steps
-    in a process take up to a second longer, and its first of a size, for which kernels are chosen, some tenths: that
+    How a process' memory lies favours some settings by luck, for as long as it lives: by half, for batches that the
+    loop collates itself. So each round has a process of its own, but on a GPU, where to begin one takes seconds: its
+    first steps take up to a second longer, and its first of a size, for which kernels are chosen, some tenths; that
     would be held against whoever comes first.
     """
     sizes = sorted({each.setting.batch_size for each in chosen})
