@@ -33,6 +33,7 @@ MODES = ("infer", "train")
 _UNLIMITED = 2**60
 _INPUT_BYTES = 48 * 2**20
 _OFF = 0.01
+_SMALL = 65536
 Shape = dict[str, Any]
 
 
@@ -104,8 +105,8 @@ def shapes() -> list[Shape]:
 # ---------------------------------------------------------------- on a GPU
 
 
-def recorded(shape: Shape, mode: Any) -> int:
-    """The peak of two steps, in this process."""
+def recorded(shape: Shape, mode: Any) -> dict[str, Any]:
+    """The peak of two steps, in this process, and what the second of them took and gave back, in order."""
     device = torch.device("cuda", 0)
     gc.collect()
     torch.cuda.empty_cache()
@@ -115,9 +116,15 @@ def recorded(shape: Shape, mode: Any) -> int:
     example = worst_example(job)
     step: Any = make_step(job, mode, Setting(precision=shape["precision"]), device, pinned=False)
     for _ in range(2):
+        torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(context=None, max_entries=1000, clear_history=True)
         step(example.sized(shape["batch"], device), lambda name: None)
     torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    events = torch.cuda.memory._snapshot()["device_traces"][0]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    signs = {"alloc": 1, "free_requested": -1}
+    sizes = [signs[each["action"]] * each["size"] for each in events if each["action"] in signs]
+    return {"peak": torch.cuda.max_memory_allocated() - before, "events": [x for x in sizes if abs(x) >= _SMALL]}
 
 
 def told(shape: Shape, mode: Any) -> int:
@@ -150,11 +157,12 @@ def main() -> None:
     for mode in MODES:
         for row in rows:
             guess = told(row, mode)
-            if abs(guess / row[mode] - 1) > _OFF:
+            seen = row[mode]["peak"]
+            if abs(guess / seen - 1) > _OFF:
                 off += 1
                 unit = 4 * row["batch"] * row["side"] ** len(sides(row))  # a channel of the input
-                wide = f"{row[mode] / unit:.2f} channels of it, told {guess / unit:.2f}"
-                say(f"{mode:5s} {guess / row[mode] - 1:+6.1%}  {words(row)}: {wide}")
+                wide = f"{seen / unit:.2f} channels of it, told {guess / unit:.2f}"
+                say(f"{mode:5s} {guess / seen - 1:+6.1%}  {words(row)}: {wide}")
     say(f"{len(MODES) * len(rows) - off} of {len(MODES) * len(rows)} within {_OFF:.0%}")
 
 

@@ -45,7 +45,7 @@ from stoker.measure.others import disturbed, machine_cpu_s
 from stoker.measure.trial import Named
 from stoker.predict.closed_form import Timing, solve
 from stoker.predict.forecast import Predictor, with_pinning
-from stoker.predict.probes import Probes, read
+from stoker.predict.probes import Probes, read, run_of
 from stoker.records import Extent, Mode, Setting, Trial
 from stoker.report.documents import to_json
 from stoker.tune.candidates import bytes_of_an_item
@@ -121,8 +121,8 @@ GPU = [
 class Kept:
     """The runs so far, on disk as soon as they are known."""
 
-    def __init__(self, path: Path, limit_s: float) -> None:
-        self._path, self._deadline = path, perf_counter() + limit_s
+    def __init__(self, path: Path, limit_s: float, *, timelines: bool = False) -> None:
+        self._path, self._deadline, self.timelines = path, perf_counter() + limit_s, timelines
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
@@ -134,17 +134,24 @@ class Kept:
 
     def save(self, case: Case, probes: Probes) -> None:
         """The probes too, so that predictions can be made anew from what was seen."""
-        path = self._probes(case)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(gzip.compress(msgspec.json.encode(probes)))
+        self._file(case, "probes").write_bytes(gzip.compress(msgspec.json.encode(probes)))
 
     def probes(self, case: Case) -> Probes | None:
-        path = self._probes(case)
+        path = self._file(case, "probes")
         return read(gzip.decompress(path.read_bytes())) if path.exists() else None
 
-    def _probes(self, case: Case) -> Path:
+    def _file(self, case: Case, folder: str, ending: str = "json.gz") -> Path:
         name = case.name.replace(", ", "-").replace("/", "-").replace(":", "-")
-        return self._path.parent / "probes" / f"{name}.json.gz"
+        path = self._path.parent / folder / f"{name}.{ending}"
+        path.parent.mkdir(exist_ok=True)
+        return path
+
+    def keep_timeline(self, case: Case, phase: str, trial: Trial) -> None:
+        """When each batch was begun, sent, pinned and taken: what explains a prediction that was wrong."""
+        if self.timelines and trial.outcome == "done":
+            run = msgspec.structs.replace(run_of(trial, "load"), item_s=(), stages_s={})
+            with gzip.open(self._file(case, "timelines", "jsonl.gz"), "ab") as file:
+                file.write(msgspec.json.encode({"phase": phase, "run": run}) + b"\n")
 
     def of(self, case: Case, *phases: str) -> list[dict[str, Any]]:
         return [row for row in self.rows if row["case"] == case.name and row["phase"] in phases]
@@ -259,6 +266,7 @@ def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
         again = left and disturbed(trial)
         name = f"{phase}, disturbed" if again else phase
         kept.add(**row_of(case, name, cell, trial), yardstick_ms=speed_ms, wall_s=wall_s)
+        kept.keep_timeline(case, name, trial)
         if not again:
             break
 
@@ -586,12 +594,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, choices=(1, 2, 3), default=1, help="how often cells are run again")
     parser.add_argument("--only", default="", help="only cases with this in their name")
     parser.add_argument("--table", action="store_true", help="run nothing: the table of what is kept")
+    parser.add_argument("--timelines", action="store_true", help="keep when each batch of each run was where")
     parser.add_argument("--keep-memory", action="store_true", help="in an environment in which malloc keeps memory")
     options = parser.parse_args()
     if options.keep_memory and can_keep_memory():
         start_again_keeping_memory()
     cases = [case for case in (GPU if options.gpu else TWO_CORES) if options.only in case.name]
-    kept = Kept(options.output / "regret-runs.jsonl", options.limit)
+    kept = Kept(options.output / "regret-runs.jsonl", options.limit, timelines=options.timelines)
     for case in cases:
         if options.table or kept.out_of_time:
             break
