@@ -153,17 +153,18 @@ def main() -> None:
         say(f"{len(rows)} shapes recorded")
         return
     rows = json.loads((RESULTS / "h200" / "convolutions.json").read_text(encoding="utf-8"))["rows"]
-    off = 0
+    found = []
     for mode in MODES:
         for row in rows:
-            guess = told(row, mode)
-            seen = row[mode]["peak"]
+            guess, seen = told(row, mode), row[mode]["peak"]
+            found.append({"shape": words(row), "mode": mode, "told": guess, "seen": seen})
             if abs(guess / seen - 1) > _OFF:
-                off += 1
                 unit = 4 * row["batch"] * row["side"] ** len(sides(row))  # a channel of the input
                 wide = f"{seen / unit:.2f} channels of it, told {guess / unit:.2f}"
                 say(f"{mode:5s} {guess / seen - 1:+6.1%}  {words(row)}: {wide}")
-    say(f"{len(MODES) * len(rows) - off} of {len(MODES) * len(rows)} within {_OFF:.0%}")
+    write(options.output, "convolutions-told", found)
+    close = sum(abs(each["told"] / each["seen"] - 1) <= _OFF for each in found)
+    say(f"{close} of {len(found)} within {_OFF:.0%}")
 
 
 if __name__ == "__main__":

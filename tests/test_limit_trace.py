@@ -443,6 +443,43 @@ def test_the_peak_is_the_recorded_one(
     assert replay(log, batch_size, PLENTY).allocated_peak_bytes == pytest.approx(peak_bytes, rel=0.005)
 
 
+# Single convolutions of something, alone in a process that infers.
+CONVOLUTIONS = [
+    (8, 1, 3, 1, 192, 42, "fp32", 106858496),
+    (3, 256, 5, 1, 64, 12, "fp32", 51590144),
+    (3, 128, 7, 1, 28, 125, "fp32", 54429696),
+    (6, 6, 3, 1, 112, 167, "fp32", 251662336),
+    (8, 128, 3, 1, 112, 7, "bf16", 54053376),
+    (64, 64, 3, 8, 28, 250, "bf16", 201357824),
+    (64, 64, 1, 2, 28, 250, "fp32", 251669504),
+]
+
+
+class _Shifted(nn.Module):
+    def __init__(self, convolution: nn.Module) -> None:
+        super().__init__()
+        self.convolution = convolution
+        self.shift = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.convolution(x + self.shift)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "side", "groups", "size", "batch_size", "precision", "peak_bytes"), CONVOLUTIONS
+)
+def test_a_convolution_takes_what_was_recorded(
+    inputs: int, outputs: int, side: int, groups: int, size: int, batch_size: int, precision: str, peak_bytes: int
+) -> None:
+    model = partial(_convolving, inputs, outputs, side, groups)
+    log = log_of(model, torch.randn(inputs, size, size), "infer", precision, gpu="h200")
+    assert replay(log, batch_size, PLENTY).allocated_peak_bytes == pytest.approx(peak_bytes, rel=0.005)
+
+
+def _convolving(inputs: int, outputs: int, side: int, groups: int) -> nn.Module:
+    return _Shifted(nn.Conv2d(inputs, outputs, side, padding=side // 2, groups=groups))
+
+
 # ---------------------------------------------------------------- where fitting ends
 
 

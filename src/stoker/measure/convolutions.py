@@ -5,10 +5,12 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
 
 - By points and step 1 it is a matrix product as it stands, if rows begin where they should or the weights are few. The
   gradient of its weights is then made for each item apart, and summed.
-- Images of three or four channels have kernels of their own: up to 4 by 4 takes nothing, 7 by 7 reads the channels as
-  they are.
-- From few channels to many, and in volumes from few channels to any, the output is written in its place at once; so
-  it is in full precision by points in larger steps, and from few channels of an image that takes nothing.
+- Images of up to four channels have kernels of their own: up to 5 by 5 takes nothing, nor does 7 by 7 in half precision
+  in steps of one; 7 by 7 in full precision reads the channels as they are. Nor does what goes to an image's channels
+  from few, 3 by 3. Their weights' gradients are as others' in half precision.
+- In full precision, from few channels to many, and to a single one, the output is written in its place at once; so it
+  is by points in larger steps, and from few channels of an image that takes nothing. 3 by 3 takes channels by pairs.
+- One channel to a group takes nothing. Larger groups are as one, but points of few channels each, in full precision.
 
 Gradients of other weights are split over the multiprocessors, and so, in full precision, are the last tiles of a large
 output with long sums. All of it is `scratch`: where there is no room cuDNN has a plan that does without, as long as the
@@ -33,9 +35,11 @@ _WORTH_SUMMING_ITEMS = 1.5
 """Gradients of items apart are taken up to so many times the room that copies would need."""
 _MANY_WEIGHTS, _MANY_WEIGHTS_BACKWARD = 2**19, 2**18
 """From so many on, a product whose rows do not begin where they should is worth a copy."""
-_IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 4, 7
-_FEW_CHANNELS, _MANY_CHANNELS, _WRITTEN_SIDE = 64, 128, 3
+_IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 5, 7
+_FEW_CHANNELS, _FEWER_CHANNELS, _MANY_CHANNELS, _MANY_IN_VOLUME = 64, 16, 128, 64
+_SMALL_SIDE, _FEW_TO_IMAGE, _IMAGE_OUT = 3, 8, 3
 _FEW_IN_STEPS = 128
+_FEW_IN_GROUP = 8
 _LONG_SUMS = 1152
 """The fewest products in a sum that a forward pass was seen to split."""
 _ALL_COPIES = 3
@@ -48,10 +52,11 @@ def forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     log.born(result)
     copies = _copied(log, x, weight, last=channels_last(x, weight))
     stride, transposed, groups = args[3], args[6], args[8]
-    if groups == 1 and not channels_last(x, weight):
+    if not _is_depthwise(weight, groups) and not channels_last(x, weight):
         ends = (result, x) if transposed else (x, result)
-        sizes = _output_sizes(*ends, weight, stride)
-        _take(log, sizes, x, tiles=_split_tiles(*ends, weight) if len(sizes) == _ALL_COPIES else 0)
+        sizes = _output_sizes(*ends, weight, stride, groups, transposed=transposed)
+        tiles = _split_tiles(*ends, weight) if groups == 1 and len(sizes) == _ALL_COPIES else 0
+        _take(log, sizes, x, tiles=tiles)
     for copy in copies:
         copy()
     return result
@@ -65,15 +70,15 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
     copies = _copied(log, gradient, x, weight, last=last)
     result = returned(func, args, kwargs)
     ends = (gradient, x) if transposed else (x, gradient)
-    if groups > 1:
+    if _is_depthwise(weight, groups):
         log.born((result[1], result[0], result[2]))
     else:
         if result[0] is not None:
             log.born(result[0])
-            _take(log, () if last else _copies(*ends, weight, stride, _MANY_WEIGHTS_BACKWARD), x)
+            _take(log, () if last else _copies(*ends, weight, stride, groups, _MANY_WEIGHTS_BACKWARD), x)
         if result[1] is not None:
             log.born(result[1])
-            _take(log, _weight_sizes(*ends, weight, stride, log.multiprocessors, last=last), x)
+            _take(log, _weight_sizes(*ends, weight, stride, groups, log.multiprocessors, last=last), x)
         log.born(result[2])
     if result[2] is not None and last:
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
@@ -94,11 +99,16 @@ def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
     return [log.taken(one.numel() * one.element_size()) for one in others]
 
 
-def _bytes(tensor: Any) -> int:
-    """With the channels rounded up as tensor cores want them."""
-    aligned = _ALIGNED_BYTES // tensor.element_size()
+def _bytes(tensor: Any, *, pairs: bool = False) -> int:
+    """With the channels rounded up as tensor cores want them; where `pairs` will do, only if they are odd."""
+    aligned = _ALIGNED_BYTES // tensor.element_size() if tensor.shape[1] % 2 or not pairs else 1
     channels = -(-tensor.shape[1] // aligned) * aligned
     return int(tensor.numel() // tensor.shape[1] * channels * tensor.element_size())
+
+
+def _is_depthwise(weight: Any, groups: int) -> bool:
+    """One channel to a group: its kernels take nothing."""
+    return groups > 1 and int(weight.shape[1]) == 1
 
 
 def _is_points(weight: Any) -> bool:
@@ -111,27 +121,48 @@ def _is_product(x: Any, weight: Any, stride: Any, many: int) -> bool:
     return _is_points(weight) and all(step == 1 for step in stride) and (aligned or weight.numel() <= many)
 
 
-def _copies(x: Any, y: Any, weight: Any, stride: Any, many: int) -> tuple[int, ...]:
-    if _is_product(x, weight, stride, many):
+def _copies(x: Any, y: Any, weight: Any, stride: Any, groups: int, many: int) -> tuple[int, ...]:
+    if groups == 1 and _is_product(x, weight, stride, many):
         return ()
     return (_bytes(x), _bytes(y)) if _is_points(weight) else (_bytes(x), _bytes(y), _bytes(weight))
 
 
-def _output_sizes(x: Any, y: Any, weight: Any, stride: Any) -> tuple[int, ...]:
-    sizes = _copies(x, y, weight, stride, _MANY_WEIGHTS)
-    in_volume = x.dim() == _VOLUME_DIMENSIONS
-    if sizes and _is_points(weight) and x.element_size() == _SUM_BYTES and max(stride) > 1:
+def _output_sizes(
+    x: Any, y: Any, weight: Any, stride: Any, groups: int = 1, *, transposed: bool = False
+) -> tuple[int, ...]:
+    sizes = _copies(x, y, weight, stride, groups, _MANY_WEIGHTS)
+    full, in_volume = x.element_size() == _SUM_BYTES, x.dim() == _VOLUME_DIMENSIONS
+    if groups > 1:
+        return () if full and _is_points(weight) and weight.shape[1] <= _FEW_IN_GROUP else sizes
+    if sizes and _is_points(weight) and full and max(stride) > 1:
         return (sizes[0], _bytes(weight)) if in_volume or x.shape[1] > _FEW_IN_STEPS else ()
-    if not sizes or _is_points(weight):
+    if not sizes or _is_points(weight) or (transposed and not full):
         return sizes
     side = max(weight.shape[2:])
-    if x.shape[1] <= _IMAGE_CHANNELS and side <= _IMAGE_SIDE:
+    if x.shape[1] <= _IMAGE_CHANNELS:
+        return _image_sizes(x, y, weight, sizes, one_by_one=max(stride) == 1)
+    if side == _SMALL_SIDE and x.shape[1] <= _FEW_TO_IMAGE and y.shape[1] <= (_IMAGE_OUT if full else 1):
         return ()
-    if x.shape[1] <= _IMAGE_CHANNELS and side == _IMAGE_WIDE_SIDE and x.element_size() == _SUM_BYTES:
-        return tuple(one.numel() * one.element_size() for one in (x, y, weight))
-    if x.shape[1] <= _FEW_CHANNELS and (in_volume or y.shape[1] >= _MANY_CHANNELS) and side == _WRITTEN_SIDE:
+    to_one = y.shape[1] == 1 and side == _SMALL_SIDE and max(stride) == 1
+    if full and (to_one or _few_to_many(x, y, side)):
         return sizes[0], sizes[2]
-    return sizes
+    return (_bytes(x, pairs=True), _bytes(y, pairs=True), sizes[2]) if full and side == _SMALL_SIDE else sizes
+
+
+def _few_to_many(x: Any, y: Any, side: int) -> bool:
+    in_volume = x.dim() == _VOLUME_DIMENSIONS
+    most = _FEW_CHANNELS if in_volume or side == _SMALL_SIDE else _FEWER_CHANNELS
+    return bool(x.shape[1] <= most and y.shape[1] >= (_MANY_IN_VOLUME if in_volume else _MANY_CHANNELS))
+
+
+def _image_sizes(x: Any, y: Any, weight: Any, sizes: tuple[int, ...], *, one_by_one: bool) -> tuple[int, ...]:
+    """Of an image's few channels, by more than points."""
+    side, full = max(weight.shape[2:]), x.element_size() == _SUM_BYTES
+    if side <= _IMAGE_SIDE or (one_by_one and not full) or (x.shape[1] == 1 and not one_by_one):
+        return ()
+    if side != _IMAGE_WIDE_SIDE or not full:
+        return sizes
+    return (sizes[0], sizes[2]) if one_by_one else tuple(one.numel() * one.element_size() for one in (x, y, weight))
 
 
 def _split_tiles(x: Any, y: Any, weight: Any) -> int:
@@ -143,13 +174,16 @@ def _split_tiles(x: Any, y: Any, weight: Any) -> int:
     return int(-(-y.numel() // y.shape[1] // _TILE_SIDE) * -(-y.shape[1] // (2 * _TILE_SIDE)))
 
 
-def _weight_sizes(x: Any, y: Any, weight: Any, stride: Any, multiprocessors: int, *, last: bool) -> tuple[int, ...]:
+def _weight_sizes(
+    x: Any, y: Any, weight: Any, stride: Any, groups: int, multiprocessors: int, *, last: bool
+) -> tuple[int, ...]:
     """For the gradient of the weights."""
-    if x.shape[1] <= _IMAGE_CHANNELS and max(weight.shape[2:]) <= _IMAGE_SIDE:
+    full = x.element_size() == _SUM_BYTES
+    if full and x.shape[1] <= _IMAGE_CHANNELS and max(weight.shape[2:]) <= _IMAGE_SIDE:
         return ()
     apart = x.shape[0] * weight.numel() * _SUM_BYTES
     copies = () if last else (_bytes(x), _bytes(y))
-    by_points = _is_points(weight) and all(step == 1 for step in stride)
+    by_points = groups == 1 and _is_points(weight) and all(step == 1 for step in stride)
     if by_points and not last and apart <= _WORTH_SUMMING_ITEMS * sum(copies):
         return (apart,)
     return (*copies, _partial_bytes(weight, multiprocessors))
