@@ -48,7 +48,7 @@ def fit(probes: Probes) -> Costs:
     return Costs(
         cores=probes.machine.usable_cores,
         spread=spread,
-        unevenness=_unevenness([run for run in loads if run.num_workers > 1] or loads),
+        unevenness=_unevenness([run for run in loads if run.num_workers > 1] or loads, spread, by_batch=by_batch),
         lasting=_lasting(loads),
         by_batch=by_batch,
         inline_item_s=_inline_table(inline, usual) if inline else item,
@@ -133,18 +133,17 @@ def _spread(runs: Sequence[Run]) -> tuple[NDArray[np.float64], bool]:
     return (np.concatenate(pooled) if pooled else np.ones(1)), not single
 
 
-def _unevenness(runs: Sequence[Run]) -> float:
-    """How much more the means of whole batches differ than those of items drawn at random would, relative: one core is
+def _unevenness(runs: Sequence[Run], spread: NDArray[np.float64], *, by_batch: bool) -> float:
+    """How much more the times of whole batches differ than their items at random would make them, relative: one core is
     slower than another, or has a slow moment."""
     excess: list[float] = []
     for run in runs:
-        if len(run.item_s) == sum(run.items):
-            first = begins(run)
-            items = [np.asarray(run.item_s[first[place] : first[place + 1]]) for place in warm(run)]
-            if len(items) > _ENOUGH_BATCHES:
-                whole = np.concatenate(items)
-                of_batches = np.var([batch.mean() for batch in items], ddof=1)
-                excess.append(float(of_batches - whole.var() / run.batch_size) / max(float(whole.mean()) ** 2, 1e-24))
+        places = warm(run)
+        if len(places) > _ENOUGH_BATCHES:
+            whole = np.asarray([run.ended_s[place] - run.began_s[place] for place in places])
+            of_items = float(np.mean([run.load_s[place] for place in places]) / whole.mean())
+            by_chance = spread.var() / (1 if by_batch else run.batch_size) * of_items**2
+            excess.append(float(np.var(np.log(np.maximum(whole, 1e-12)), ddof=1) - by_chance))
     return float(np.sqrt(max(0.0, median(excess)))) if excess else 0.0
 
 
