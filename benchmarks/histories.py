@@ -71,6 +71,11 @@ CASES: list[Case] = [
     case("densenet201", 80, cap_bytes=16 * GIB),
     case("resnet18", 780, "infer", cap_bytes=8 * GIB),
     case("alexnet", 14928, cap_bytes=80 * GIB),
+    case("timm/regnety_016", 182),
+    case("timm/regnety_016", 219, cap_bytes=16 * GIB),
+    case("r3d_18", 56),
+    case("r3d_18", 92, cap_bytes=16 * GIB),
+    case("vit_l_32", 163, cap_bytes=16 * GIB),
 ]
 
 
@@ -136,11 +141,12 @@ def worst_batch(workload: stoker.Workload, batch_size: int) -> Any:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="only cases with this in their name")
+    parser.add_argument("--first", type=int, default=0, help="only cases from this number on")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for number, chosen in enumerate(CASES):
-        if options.only not in chosen["name"]:
+        if options.only not in chosen["name"] or number < options.first:
             continue
         began = perf_counter()
         ended = isolate.run(record, (chosen,), kind=dict, timeout_s=60)
