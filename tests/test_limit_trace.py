@@ -480,6 +480,24 @@ def _convolving(inputs: int, outputs: int, side: int, groups: int) -> nn.Module:
     return _Shifted(nn.Conv2d(inputs, outputs, side, padding=side // 2, groups=groups))
 
 
+# What forward passes of regnety_016 at 182 and r3d_18 at 56 took for one convolution.
+WORKSPACES = [
+    (partial(nn.Conv2d, 336, 336, 3, padding=1, groups=14), (336, 14, 14), 182, 128365056),
+    (partial(nn.Conv2d, 48, 48, 3, stride=2, padding=1, groups=2), (48, 112, 112), 182, 547922432),
+    (partial(nn.Conv2d, 120, 336, 1, stride=2), (120, 28, 28), 182, 116433920),
+    (partial(nn.Conv3d, 64, 128, 3, stride=2, padding=1), (64, 16, 56, 56), 56, 900039168),
+]
+
+
+@pytest.mark.parametrize(("layer", "shape", "batch_size", "recorded_bytes"), WORKSPACES)
+def test_a_workspace_is_the_recorded_one(
+    layer: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int, recorded_bytes: int
+) -> None:
+    log = log_of(layer, torch.randn(shape), "infer", gpu="h200")
+    (storage,) = (storage for storage in log.storages if storage.kind == "scratch")
+    assert storage.at(batch_size) == pytest.approx(recorded_bytes, rel=0.005)
+
+
 # ---------------------------------------------------------------- where fitting ends
 
 

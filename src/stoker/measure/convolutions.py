@@ -9,8 +9,10 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
   in steps of one; 7 by 7 in full precision reads the channels as they are. Nor does what goes to an image's channels
   from few, 3 by 3. Their weights' gradients are as others' in half precision.
 - In full precision, from few channels to many, and to a single one, the output is written in its place at once; so it
-  is by points in larger steps, and from few channels of an image that takes nothing. 3 by 3 takes channels by pairs.
-- One channel to a group takes nothing. Larger groups are as one, but points of few channels each, in full precision.
+  is by points in larger steps, where channels come in 32s, and from few channels of an image that takes nothing. 3 by 3
+  takes channels by pairs.
+- One channel to a group takes nothing. More groups than two have their channels rounded up to a power of two each; with
+  points of few channels each they take nothing in full precision.
 
 Gradients of other weights are split over the multiprocessors, and so, in full precision, are the last tiles of a large
 output with long sums. All of it is `scratch`: where there is no room cuDNN has a plan that does without, as long as the
@@ -39,7 +41,8 @@ _IMAGE_CHANNELS, _IMAGE_SIDE, _IMAGE_WIDE_SIDE = 4, 5, 7
 _FEW_CHANNELS, _FEWER_CHANNELS, _MANY_CHANNELS, _MANY_IN_VOLUME = 64, 16, 128, 64
 _SMALL_SIDE, _FEW_TO_IMAGE, _IMAGE_OUT = 3, 8, 3
 _FEW_IN_STEPS = 128
-_FEW_IN_GROUP = 8
+_FEW_IN_GROUP, _FEW_GROUPS = 8, 2
+_EVEN_CHANNELS = 32
 _LONG_SUMS = 1152
 """The fewest products in a sum that a forward pass was seen to split."""
 _ALL_COPIES = 3
@@ -99,10 +102,13 @@ def _copied(log: "Recorder", *tensors: Any, last: bool) -> list[Any]:
     return [log.taken(one.numel() * one.element_size()) for one in others]
 
 
-def _bytes(tensor: Any, *, pairs: bool = False) -> int:
-    """With the channels rounded up as tensor cores want them; where `pairs` will do, only if they are odd."""
+def _bytes(tensor: Any, groups: int = 1, *, pairs: bool = False) -> int:
+    """With the channels rounded up as tensor cores want them, in groups to a power of two; where `pairs` will do, only
+    if they are odd."""
     aligned = _ALIGNED_BYTES // tensor.element_size() if tensor.shape[1] % 2 or not pairs else 1
     channels = -(-tensor.shape[1] // aligned) * aligned
+    if groups > _FEW_GROUPS:
+        channels = groups << (-(-tensor.shape[1] // groups) - 1).bit_length()
     return int(tensor.numel() // tensor.shape[1] * channels * tensor.element_size())
 
 
@@ -124,7 +130,8 @@ def _is_product(x: Any, weight: Any, stride: Any, many: int) -> bool:
 def _copies(x: Any, y: Any, weight: Any, stride: Any, groups: int, many: int) -> tuple[int, ...]:
     if groups == 1 and _is_product(x, weight, stride, many):
         return ()
-    return (_bytes(x), _bytes(y)) if _is_points(weight) else (_bytes(x), _bytes(y), _bytes(weight))
+    sizes = (_bytes(x, groups), _bytes(y, groups))
+    return sizes if _is_points(weight) else (*sizes, _bytes(weight))
 
 
 def _output_sizes(
@@ -135,6 +142,8 @@ def _output_sizes(
     if groups > 1:
         return () if full and _is_points(weight) and weight.shape[1] <= _FEW_IN_GROUP else sizes
     if sizes and _is_points(weight) and full and max(stride) > 1:
+        if x.shape[1] > _FEW_CHANNELS and (x.shape[1] % _EVEN_CHANNELS or y.shape[1] % _EVEN_CHANNELS):
+            return sizes
         return (sizes[0], _bytes(weight)) if in_volume or x.shape[1] > _FEW_IN_STEPS else ()
     if not sizes or _is_points(weight) or (transposed and not full):
         return sizes
@@ -144,14 +153,14 @@ def _output_sizes(
     if side == _SMALL_SIDE and x.shape[1] <= _FEW_TO_IMAGE and y.shape[1] <= (_IMAGE_OUT if full else 1):
         return ()
     to_one = y.shape[1] == 1 and side == _SMALL_SIDE and max(stride) == 1
-    if full and (to_one or _few_to_many(x, y, side)):
+    if full and (to_one or _few_to_many(x, y, side, max(stride))):
         return sizes[0], sizes[2]
     return (_bytes(x, pairs=True), _bytes(y, pairs=True), sizes[2]) if full and side == _SMALL_SIDE else sizes
 
 
-def _few_to_many(x: Any, y: Any, side: int) -> bool:
+def _few_to_many(x: Any, y: Any, side: int, step: int) -> bool:
     in_volume = x.dim() == _VOLUME_DIMENSIONS
-    most = _FEW_CHANNELS if in_volume or side == _SMALL_SIDE else _FEWER_CHANNELS
+    most = _FEW_CHANNELS if (step == 1 if in_volume else side == _SMALL_SIDE) else _FEWER_CHANNELS
     return bool(x.shape[1] <= most and y.shape[1] >= (_MANY_IN_VOLUME if in_volume else _MANY_CHANNELS))
 
 
@@ -181,8 +190,10 @@ def _weight_sizes(
     full = x.element_size() == _SUM_BYTES
     if full and x.shape[1] <= _IMAGE_CHANNELS and max(weight.shape[2:]) <= _IMAGE_SIDE:
         return ()
+    if groups == 1 and _is_points(weight) and prod(x.shape[2:]) == 1:
+        return ()
     apart = x.shape[0] * weight.numel() * _SUM_BYTES
-    copies = () if last else (_bytes(x), _bytes(y))
+    copies = () if last else (_bytes(x, groups), _bytes(y, groups))
     by_points = groups == 1 and _is_points(weight) and all(step == 1 for step in stride)
     if by_points and not last and apart <= _WORTH_SUMMING_ITEMS * sum(copies):
         return (apart,)
