@@ -193,6 +193,41 @@ def test_what_is_the_most_likely_shows_the_way_where_one_try_goes_at_a_time(
     assert Card.tried == sizes
 
 
+def test_where_many_retries_are_told_one_size_is_begun_ahead(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
+    follows(monkeypatch, likely=84, calm=70)
+    monkeypatch.setattr(traced.Replays, "retries", 9)
+    monkeypatch.setattr(card, "retries_above", 75)
+    monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
+    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert (Card.begun, Card.stopped) == ([84, 85, 70], [])
+
+
+@pytest.mark.parametrize(
+    ("by_driver", "found", "early", "budget"),
+    [(20_000, 20_000, 3, 940), (5_000, 20_000, 0, 940), (20_000, 900, 3, 900)],
+)
+def test_tries_come_to_the_device_at_once_where_the_driver_says_that_there_is_room(
+    card: type[Card], monkeypatch: pytest.MonkeyPatch, by_driver: int, found: int, early: int, budget: int
+) -> None:
+    there: list[int] = []
+
+    class Looked(Given):
+        def result(self) -> Any:
+            there.append(Card.standing_by)
+            return super().result()
+
+    def room(self: Card) -> Given:
+        return Looked(Room(device="a card", total_bytes=TOTAL, free_bytes=found * MIB))
+
+    follows(monkeypatch, likely=84, calm=84)
+    monkeypatch.setattr(card, "free_bytes", found * MIB)
+    monkeypatch.setattr(card, "room", room)
+    monkeypatch.setattr(tried, "_card", lambda _: msgspec.structs.replace(GPU, memory_free_bytes=by_driver * MIB))
+    limit = ask(gpu_memory_bytes=940 * MIB)
+    assert (there, limit.gpu_memory_bytes) == ([early], budget * MIB)
+    assert limit.max_batch == (budget * MIB - FIXED) // ITEM
+
+
 def test_tries_that_nobody_needs_are_ended(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
     follows(monkeypatch, likely=84, calm=70)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)

@@ -46,6 +46,7 @@ class Search:
         self.budget_bytes = 0
         self.weights_matter = True
         self.one_at_a_time = False
+        self.free_by_driver_bytes = 0
         self._items: int | None = None
         self._free_bytes = 0
         self._begun: dict[int, Attempt] = {}
@@ -68,7 +69,13 @@ class Search:
         room = self.cradle.room()
         tracing = self._trace() if question.method == "auto" and not self.on_host else None
         self.cradle.model  # noqa: B018 - made now, while the others run
+        early = self._known_budget() if tracing is not None else None
+        if early is not None:
+            self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=early)
+            self.cradle.stand_by(_STAND_BY)
         self._settle_budget(_value(room))
+        if early not in (None, self.budget_bytes):
+            self.cradle.end()  # someone took it meanwhile
         if tracing is not None:
             self.cradle.stand_by(min(_STAND_BY, self.at_once + self._beside))
             log = tracing.result()
@@ -78,6 +85,14 @@ class Search:
                 self.log = log
         if question.cudnn_benchmark:
             self.notes.append("cudnn.benchmark tries algorithms at each new size: memory differs from run to run")
+
+    def _known_budget(self) -> int | None:
+        """What tensors may take, where the driver says that there is room for all who will stand by: they need not
+        wait until someone has looked from within. None where it is not as clear."""
+        asked, reserve = self.question.gpu_memory_bytes, self.question.reserve_bytes
+        if asked is None or asked <= reserve or self.one_at_a_time:
+            return None
+        return asked - reserve if self.free_by_driver_bytes >= _STAND_BY * (asked + _CONTEXT_BYTES) else None
 
     def see(self, example: Example) -> None:
         """Keep what there is to say of the data."""

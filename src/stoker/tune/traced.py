@@ -71,6 +71,11 @@ class Replays:
             raise InputError(too_large(needed, self._budget_bytes))
         return found
 
+    @property
+    def retries(self) -> int:
+        """How often the allocator will have to return its cache at the likely size."""
+        return self._at(self.likely, True).retries
+
     def estimate(self) -> Estimate:
         """All that it says."""
         likely = self.likely

@@ -27,6 +27,8 @@ from stoker.workload.examples import worst_example
 _CEILING = 2**20
 _COMFORT_TRIES, _LESS = 3, 95
 """How often a size without a retry is looked for, each of so many per cent of the one before."""
+_MANY_RETRIES = 8
+"""From so many on at the likely size, tries are in each other's way: the driver takes memory back from one at once."""
 _FIRST_DOUBLING = 32
 _SHARE, _RUN_ITERATIONS = 0.01, 20
 """The thesis' manual search runs 0.5 to 2 % of an epoch's iterations at a size; we run so many and reckon the rest."""
@@ -50,6 +52,7 @@ def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
     name = source.spec if isinstance(source, Named) else source.name
     search = Search(workload, name, mode, question, gpu, emit)
     search.one_at_a_time = card is not None and card.exclusive
+    search.free_by_driver_bytes = card.memory_free_bytes if card else 0
     search.weights_matter = not isinstance(source, Named) or ":" in source.spec
     elsewhere = gpu is None and question.gpu_memory_bytes is not None and question.device != "cpu"
     if question.method == "trace" or (elsewhere and question.method == "auto"):
@@ -123,6 +126,8 @@ class _Guide:
     def ahead(self, sizes: list[int]) -> int | None:
         """Begin what may be needed next, and say what is the most that is likely, where that can still change it."""
         first = self.estimate is None
+        if self._replays.retries > _MANY_RETRIES:
+            sizes = sizes[: 2 if first else 1]
         if self.estimate is None:
             self._search.begin(sizes)
             self.estimate = self._replays.estimate()
