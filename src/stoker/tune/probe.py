@@ -108,9 +108,11 @@ class _Prober:
         small, *rest = self._clamped()
         middle, large = (rest[0] if rest else small), (rest[-1] if rest else small)
         yield from self._warm_up(small, middle, large)
-        yield from self._loading(small, middle, large)
+        yield from self._loading(middle)
         yield from self._steps(small, middle, large)
-        yield from self._crowds(small, middle, large)
+        yield from self._crowds(middle)
+        yield from self._other_sizes(small, middle, large)
+        yield from self._slow_consumers(small, middle, large)
         yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))  # is the machine as fast as before?
         if can_keep_memory():
             yield from self._keep("kept", middle, 1, batches=self._sent(middle, 4))
@@ -173,27 +175,30 @@ class _Prober:
                 "predictions are for files in the page cache"
             )
 
-    def _loading(self, small: int, middle: int, large: int) -> Talk[None]:
-        """No worker and one, at three sizes, over the same items: the first batch apart, then warm ones."""
+    def _loading(self, middle: int) -> Talk[None]:
+        """No worker and one, over the same items: the first batch apart, then warm ones."""
         yield from self._keep("load", middle, 0, batches=self._batches(middle, 4))
         yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))
+
+    def _other_sizes(self, small: int, middle: int, large: int) -> Talk[None]:
+        """The same at two other sizes; the large one first, as it tells more."""
+        if large != middle and self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
+            yield from self._keep("load", large, 1, batches=self._sent(large, 3))
+            yield from self._keep("load", large, 0, batches=self._batches(large, PINNED_AT_ONCE + 1))
+        elif large != middle:
+            yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
         if small != middle:
             yield from self._keep("load", small, 0, batches=self._batches(small, 8))
             yield from self._keep("load", small, 1, batches=self._sent(small, 12))
-        if large == middle:
-            return
-        if self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
-            yield from self._keep("load", large, 0, batches=self._batches(large, PINNED_AT_ONCE + 1))
-            yield from self._keep("load", large, 1, batches=self._sent(large, 3))
-        else:
-            yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
 
-    def _crowds(self, small: int, middle: int, large: int) -> Talk[None]:
-        """Half the cores busy, all of them, and a consumer that lets batches wait."""
+    def _crowds(self, middle: int) -> Talk[None]:
+        """All cores busy, and half of them."""
         cores = self._cores
-        pairs = dict.fromkeys(count for count in (cores // 2, cores) if count > 1)
-        for count in pairs:
+        for count in dict.fromkeys(count for count in (cores, cores // 2) if count > 1):
             yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
+
+    def _slow_consumers(self, small: int, middle: int, large: int) -> Talk[None]:
+        """Those that let batches wait."""
         if any(run.pinned for run in self._runs):
             return  # a thread of its own receives batches then, whatever the loop does meanwhile
         for size in dict.fromkeys((small, middle)):
@@ -239,10 +244,10 @@ class _Prober:
         each_s = 0.0
         for size in dict.fromkeys((small, middle, large)):
             count = self._affordable(each_s * size, most=12 if size == small else 6)
-            if count < 2:
+            if count < 1:
                 self._notes.append(f"steps of {size} items were not probed: the budget is too short")
                 continue
-            yield from self._keep("step", size, 0, batches=count, repeats=KEPT_ITEMS, memory=True)
+            yield from self._keep("step", size, 0, batches=max(2, count), repeats=KEPT_ITEMS, memory=True)
             last = self._runs[-1]
             if (last.kind, last.batch_size) == ("step", size):
                 each_s = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1]) / size
