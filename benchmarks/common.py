@@ -17,8 +17,9 @@ from stoker.records import Machine
 from stoker.report.documents import to_json
 
 RESULTS = Path(__file__).parent / "results"
-EARLIER = ("limit-more-earlier", "limit-alone-earlier", "limit-peers-earlier")
-"""Rows that have been run again since, with another version; the last two with peers that a loader fed."""
+EARLIER = ("limit-more-earlier", "limit-alone-earlier", "limit-peers-earlier", "limit-peers", "limit-alone-earlier-2")
+"""Rows that have been run again since, with another version: the second and third with peers that a loader fed, the
+third and fourth two at a time."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -50,7 +51,7 @@ def tried_sizes(name: str) -> dict[str, dict[str, Any]]:
     Every try was in a fresh process, and where what fits is ragged, each of them tells.
     """
     sizes: dict[str, dict[bool, set[int]]] = {}
-    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-peers", "limit-more", *EARLIER)}
+    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-more", *EARLIER)}
     for row in (row for rows in kept.values() for row in rows):
         seen = sizes.setdefault(row["key"], {True: set(), False: set()})
         tries = [(int(size), ran) for size, ran in row.get("truth", {}).get("tries", {}).items()]

@@ -1,9 +1,9 @@
 """The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
 
-python benchmarks/limit.py [--limit 480] [--thesis | --alone | --peers | --more | --unseen] [--previous FILE]
+python benchmarks/limit.py [--limit 480] [--thesis | --alone | --more | --unseen] [--previous FILE]
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
-of its neighbours, but seconds do, so those of `--alone` are the ones to quote (a few rows, each with the peers).
+of its neighbours, but seconds do, so those of `--alone` are the ones to quote (each model at 16 GiB, with the peers).
 `--more` asks the peers what was asked of six models besides, `--thesis` its two methods where a row lacks them. Rows
 that the result file has are not run again, so that several runs add up.
 
@@ -55,7 +55,6 @@ MODELS = [
     "timm/regnety_016",
     "timm/deit_small_patch16_224",
 ]
-ALONE = MODELS[:8]
 UNSEEN = [
     ("vgg11", 8, {}),
     ("swin_t", 24, {"optimizer": "adam"}),
@@ -419,7 +418,6 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
-    parser.add_argument("--peers", action="store_true", help="the other rows with peers, side by side")
     parser.add_argument("--thesis", action="store_true", help="its two methods, for rows of --previous without them")
     parser.add_argument("--more", action="store_true", help="the six models' other questions, with peers, side by side")
     parser.add_argument("--unseen", action="store_true", help="questions that no rule was made with in view")
@@ -428,12 +426,12 @@ def main() -> None:
     parser.add_argument("--previous", type=Path, help="an earlier result file, whose rows are kept")
     options = parser.parse_args()
     deadline = time.monotonic() + options.limit
-    kinds = [kind for kind in ("alone", "peers", "more", "unseen") if getattr(options, kind)]
+    kinds = [kind for kind in ("alone", "more", "unseen") if getattr(options, kind)]
     name = "-".join(["limit", *kinds])
     rows: list[Row] = []
     if options.previous and options.previous.exists():
         rows = json.loads(options.previous.read_text(encoding="utf-8"))["rows"]
-    beside_peers = options.alone or options.peers or options.more
+    beside_peers = options.alone or options.more
     have = {row["key"] for row in rows if "lightning" in row or not beside_peers}
 
     def keep(future: Any) -> None:
@@ -448,8 +446,8 @@ def main() -> None:
         write(options.output, name, rows)
 
     asked_for = questions()
-    if options.alone or options.peers:
-        asked_for = [question(model) for model in MODELS if options.alone or model not in ALONE]
+    if options.alone:
+        asked_for = [question(model) for model in MODELS]
     if options.more:
         asked_for = more_questions()
     if options.unseen:

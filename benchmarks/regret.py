@@ -104,8 +104,8 @@ def on_gpu(model: str, mode: Mode, data: str) -> Case:
     common: dict[str, Any] = {"items": 2048, "batches": GPU_BATCHES, "whole": GPU_WHOLE}
     if data == "jpeg":
         extra = ((128, 0), (128, 2))
-        return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=36.0, **common)
-    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=22.0, **common)
+        return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=34.0, **common)
+    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=20.0, **common)
 
 
 GPU = [

@@ -226,8 +226,9 @@ def _earlier(asked: Iterable[dict[str, Any]]) -> str:
 
 def losses() -> str:
     """What the trace said of losses that keep more than their shapes tell."""
-    head = ["loss", "traced, interval", "ran / failed", "error", "searched"]
+    head = ["loss", "traced then, interval", "ran / failed", "error", "searched", "traced now", "error"]
     lines = []
+    now = {row["loss"]: row["max_batch"] for row in rows("two-cores", "limit-losses-told")}
     for row in rows("h200", "limit-losses"):
         auto = row["auto"]
         low, high = auto["predicted_interval"]
@@ -235,8 +236,20 @@ def losses() -> str:
         ran = max(auto["max_batch"], row.get("search", auto)["max_batch"])
         cells = [f"{auto['predicted_batch']}, {low} to {high}", f"{ran} / {failed}"]
         searched = str(row["search"]["max_batch"]) if "search" in row else ""
-        lines.append([row["loss"], *cells, f"{auto['predicted_batch'] / ran - 1:+.1%}", searched])
+        told = now[row["loss"]]
+        cells += [f"{auto['predicted_batch'] / ran - 1:+.1%}", searched, str(told), f"{told / ran - 1:+.1%}"]
+        lines.append([row["loss"], *cells])
     return table(head, lines)
+
+
+def convolutions() -> str:
+    """What single convolutions of many shapes took, and what is told of them."""
+    found = rows("two-cores", "convolutions-told")
+    off = sorted(abs(row["told"] / row["seen"] - 1) for row in found)
+    near = sum(each <= 0.01 for each in off)
+    low = sum(row["told"] / row["seen"] < 0.95 for row in found)
+    high = f"the 90th percentile of errors is {off[len(off) * 9 // 10]:.0%}, the largest {off[-1]:.0%}"
+    return f"Of {len(found)} peaks {near} are told within 1 %; {high}, and {low} are told more than 5 % too low."
 
 
 def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:
@@ -368,18 +381,18 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decode": decode,
     "a5000": a5000,
     "regret-two-cores": regret("two-cores"),
-    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 6))),
+    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 7))),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping", "h200-keeping-1", "h200-keeping-2"),
+    "forecast-h200-keeping": forecast("h200-keeping", *(f"h200-keeping-{number}" for number in range(1, 5))),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
     "limits": limits,
+    "convolutions": convolutions,
     "limits-losses": losses,
     "limits-alone": limits_beside_peers("limit-alone"),
-    "limits-peers": limits_beside_peers("limit-peers"),
     "limits-more": limits_beside_peers("limit-more"),
     "output-profile": output("profile"),
     "output-tune": output("tune"),

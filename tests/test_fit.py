@@ -1,5 +1,6 @@
 """From probes to costs, on runs whose costs are known because they were made here."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -194,3 +195,16 @@ def test_two_runs_of_the_same_setting_are_both_counted() -> None:
     longer, shorter = run(1, 0.010, batches=12), run(1, 0.012, batches=6)
     costs = fit(probes(run(0, 0.010), longer, shorter, run(8, 0.011, batches=32)))
     assert costs.worker_item_s.at(4) == pytest.approx(0.011)
+
+
+def test_batches_that_differ_more_than_their_items_are_uneven() -> None:
+    even = run(4, 0.01, batches=24)
+    took = 0.04 + COLLATE_S
+    slow = [1.2 if place % 2 else 1 / 1.2 for place in range(24)]
+    ended = tuple(began + took * factor for began, factor in zip(even.began_s, slow, strict=True))
+    uneven = msgspec.structs.replace(even, ended_s=ended)
+    assert fit(probes(run(1, 0.01), even)).unevenness == pytest.approx(0.0, abs=1e-9)
+    assert fit(probes(run(1, 0.01), uneven)).unevenness == pytest.approx(math.log(1.2), rel=0.05)
+    by_chance = tuple(0.01 * (0.2 if place % 2 else 1.8) for place in range(4 * 24))
+    varied = msgspec.structs.replace(uneven, item_s=by_chance)
+    assert fit(probes(msgspec.structs.replace(run(1, 0.01, batches=24), item_s=by_chance), varied)).unevenness == 0

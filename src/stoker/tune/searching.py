@@ -73,9 +73,11 @@ class Search:
         if early is not None:
             self.cradle.job = msgspec.structs.replace(self.cradle.job, budget_bytes=early)
             self.cradle.stand_by(_STAND_BY)
-        self._settle_budget(_value(room))
-        if early not in (None, self.budget_bytes):
-            self.cradle.end()  # someone took it meanwhile
+        try:
+            self._settle_budget(_value(room))
+        finally:
+            if early not in (None, self.budget_bytes):
+                self.cradle.end()  # someone took it meanwhile, or there is no answer
         if tracing is not None:
             self.cradle.stand_by(min(_STAND_BY, self.at_once + self._beside))
             log = tracing.result()
