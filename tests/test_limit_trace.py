@@ -498,6 +498,26 @@ def test_a_workspace_is_the_recorded_one(
     assert storage.at(batch_size) == pytest.approx(recorded_bytes, rel=0.005)
 
 
+class _Patches(nn.Module):
+    """As transformers do it: what a convolution makes of patches becomes rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 1024, 32, stride=32)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.patches(x).flatten(2).transpose(1, 2).contiguous()
+
+
+def test_a_bias_is_summed_as_its_gradient_lies() -> None:
+    """Recorded for vit_l_32 at 163: 62.5 MiB for the parts of the sum."""
+    log = log_of(_Patches, torch.randn(3, 224, 224))
+    (found,) = (each for each in log.storages if each.reduction and "convolution" in each.operator)
+    assert found.at(163) == 65536000
+    plain = log_of(partial(nn.Conv2d, 3, 1024, 32, stride=32), torch.randn(3, 224, 224))
+    assert not any(each.reduction and "convolution" in each.operator for each in plain.storages)
+
+
 # ---------------------------------------------------------------- where fitting ends
 
 

@@ -83,7 +83,7 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
             log.born(result[1])
             _take(log, _weight_sizes(*ends, weight, stride, groups, log.multiprocessors, last=last), x)
         log.born(result[2])
-    if result[2] is not None and last:
+    if result[2] is not None and _lie_side_by_side(gradient):
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
     for copy in copies:
         copy()
@@ -110,6 +110,12 @@ def _bytes(tensor: Any, groups: int = 1, *, pairs: bool = False) -> int:
     if groups > _FEW_GROUPS:
         channels = groups << (-(-tensor.shape[1] // groups) - 1).bit_length()
     return int(tensor.numel() // tensor.shape[1] * channels * tensor.element_size())
+
+
+def _lie_side_by_side(gradient: Any) -> bool:
+    """Whether an item's channels do: then those of the bias are summed over rows that are apart."""
+    others = [step for axis, step in enumerate(gradient.stride()) if axis != 1 and gradient.shape[axis] > 1]
+    return bool(gradient.stride(1) < min(others, default=0))
 
 
 def _is_depthwise(weight: Any, groups: int) -> bool:
