@@ -15,7 +15,7 @@ for part in "$@"; do
     shapes) "$python" convolutions.py --record --output "$folder" ;;
     losses) "$python" losses.py --output "$folder" ;;
     alone) "$python" limit.py --alone --limit "$(left)" --previous "$folder/limit-alone.json" --output "$folder" ;;
-    regret) "$python" regret.py --gpu --keep-memory --limit "$(left)" --rounds "${ROUNDS:-1}" --output "$folder/regret" ;;
+    regret) "$python" regret.py --gpu --keep-memory --limit "$(left)" --rounds "${ROUNDS:-1}" --timelines --output "$folder/regret" ;;
     *) echo "no part is called $part" >&2 && exit 2 ;;
   esac
   echo "$part: $(left) s left"
