@@ -514,6 +514,8 @@ def test_a_bias_is_summed_as_its_gradient_lies() -> None:
     log = log_of(_Patches, torch.randn(3, 224, 224))
     (found,) = (each for each in log.storages if each.reduction and "convolution" in each.operator)
     assert found.at(163) == 65536000
+    workspaces = [each.at(163) for each in log.storages if each.kind == "scratch"]
+    assert workspaces == [pytest.approx(180352512, rel=1e-4)] * 2, "as recorded, forward and for the weights"
     plain = log_of(partial(nn.Conv2d, 3, 1024, 32, stride=32), torch.randn(3, 224, 224))
     assert not any(each.reduction and "convolution" in each.operator for each in plain.storages)
 

@@ -14,9 +14,9 @@ rounded up to 16 bytes: what is read, what is written, and the weights where the
 - One channel to a group takes nothing. More groups than two have their channels rounded up to a power of two each; with
   points of few channels each they take nothing in full precision.
 
-Gradients of other weights are split over the multiprocessors, and so, in full precision, are the last tiles of a large
-output with long sums. All of it is `scratch`: where there is no room cuDNN has a plan that does without, as long as the
-input has fewer elements than 32 bits can count.
+Gradients of other weights are split over the multiprocessors, but for large patches of an image, and so, in full
+precision, are the last tiles of a large output with long sums. All of it is `scratch`: where there is no room cuDNN has
+a plan that does without, as long as the input has fewer elements than 32 bits can count.
 """
 
 from math import prod
@@ -82,6 +82,8 @@ def backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
         if result[1] is not None:
             log.born(result[1])
             _take(log, _weight_sizes(*ends, weight, stride, groups, log.multiprocessors, last=last), x)
+        while copies:
+            copies.pop()()
         log.born(result[2])
     if result[2] is not None and _lie_side_by_side(gradient):
         log.summed(gradient.shape[1], gradient.numel() // gradient.shape[1])
@@ -216,4 +218,6 @@ def _partial_bytes(weight: Any, multiprocessors: int) -> int:
     most = multiprocessors * _TILE_SIDE**2 * _SUM_BYTES
     if splits > 1:
         return int(whole + min(splits * weight.numel() * _SUM_BYTES, most))
+    if weight.shape[1] <= _IMAGE_CHANNELS:
+        return _bytes(weight)
     return whole if half or _is_points(weight) else whole + most
