@@ -85,3 +85,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 def say(line: str = "") -> None:
     print(line)
     sys.stdout.flush()
+
+
+def at(values: Sequence[float], share: float) -> str:
+    """How large errors are at a quantile, the upper of two."""
+    ordered = sorted(abs(value) for value in values)
+    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.1%}" if ordered else "–"

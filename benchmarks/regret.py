@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from common import arguments, say, write
+from common import arguments, at, say, write
 from PIL import Image
 
 from stoker.errors import StokerError
@@ -134,7 +134,9 @@ class Kept:
 
     def save(self, case: Case, probes: Probes) -> None:
         """The probes too, so that predictions can be made anew from what was seen."""
-        self._file(case, "probes").write_bytes(gzip.compress(msgspec.json.encode(probes)))
+        path = self._file(case, "probes")
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(gzip.compress(msgspec.json.encode(probes)))
 
     def probes(self, case: Case) -> Probes | None:
         path = self._file(case, "probes")
@@ -142,15 +144,15 @@ class Kept:
 
     def _file(self, case: Case, folder: str, ending: str = "json.gz") -> Path:
         name = case.name.replace(", ", "-").replace("/", "-").replace(":", "-")
-        path = self._path.parent / folder / f"{name}.{ending}"
-        path.parent.mkdir(exist_ok=True)
-        return path
+        return self._path.parent / folder / f"{name}.{ending}"
 
     def keep_timeline(self, case: Case, phase: str, trial: Trial) -> None:
         """When each batch was begun, sent, pinned and taken: what explains a prediction that was wrong."""
         if self.timelines and trial.outcome == "done":
             run = msgspec.structs.replace(run_of(trial, "load"), item_s=(), stages_s={})
-            with gzip.open(self._file(case, "timelines", "jsonl.gz"), "ab") as file:
+            path = self._file(case, "timelines", "jsonl.gz")
+            path.parent.mkdir(exist_ok=True)
+            with gzip.open(path, "ab") as file:
                 file.write(msgspec.json.encode({"phase": phase, "run": run}) + b"\n")
 
     def of(self, case: Case, *phases: str) -> list[dict[str, Any]]:
@@ -555,9 +557,6 @@ def together(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    def at(values: list[float], share: float) -> str:
-        return f"{np.quantile(np.abs(values), share):.1%}" if values else "–"
-
     def mean(values: list[float]) -> str:
         return f"{fmean(values):.0%}" if values else "–"
 

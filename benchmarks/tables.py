@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common import EARLIER, RESULTS, say, tried_sizes
+from common import EARLIER, RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -219,7 +219,10 @@ def _earlier(asked: Iterable[dict[str, Any]]) -> str:
     before: dict[str, list[str]] = {}
     for row in (row for name in EARLIER for row in rows("h200", name) if "lightning" in row):
         if row["key"] in keys:
-            before.setdefault(_question(row), []).append(f"{_to_lightning(row):.2f}")
+            peer = row["lightning"].get("seconds", math.nan)
+            before.setdefault(_question(row), []).append(
+                f"{_to_lightning(row):.2f} ({row['auto']['seconds']:.1f} to {peer:.1f} s)"
+            )
     said = "; ".join(f"{name}: {', '.join(ratios)}" for name, ratios in before.items())
     return f"Runs of earlier versions, not in the table: {said}. " if said else ""
 
@@ -295,7 +298,7 @@ def _before(machine: str) -> str:
     found = rows(machine, "regret")
     errors = [value for row in found for value in row["errors"]]
     lost = ", ".join(_share(row["regret"].get("tune")) for row in found)
-    of = f"{_at(errors, 0.5)} in the median and {_at(errors, 0.9)} at the 90th percentile"
+    of = f"{at(errors, 0.5)} in the median and {at(errors, 0.9)} at the 90th percentile"
     return f"Another run of {len(found)} workloads, its regret {lost}: {of}."
 
 
@@ -303,8 +306,8 @@ def _anew(found: list[dict[str, Any]]) -> str:
     """What is told today from what was probed then."""
     names = ("errors", "covered", "first_errors")
     whole = {name: [value for row in found for value in row["anew"][name]] for name in names}
-    error = f"{_at(whole['errors'], 0.5)} in the median and {_at(whole['errors'], 0.9)} at the 90th percentile"
-    rest = f"{fmean(whole['covered']):.0%} in the interval, first batches {_at(whole['first_errors'], 0.5)}"
+    error = f"{at(whole['errors'], 0.5)} in the median and {at(whole['errors'], 0.9)} at the 90th percentile"
+    rest = f"{fmean(whole['covered']):.0%} in the interval, first batches {at(whole['first_errors'], 0.5)}"
     return f"From the same probes the predictor of today is {error} off, {rest}."
 
 
@@ -317,20 +320,15 @@ def _yardstick(found: list[dict[str, Any]]) -> str:
 
 
 def _forecast_line(row: dict[str, Any]) -> list[str]:
-    cells = [row["case"], str(len(row["errors"])), _at(row["errors"], 0.5), _at(row["errors"], 0.9)]
-    cells += [f"{fmean(row['covered']):.0%}" if row["covered"] else "–", _at(row["first_errors"], 0.5)]
+    cells = [row["case"], str(len(row["errors"])), at(row["errors"], 0.5), at(row["errors"], 0.9)]
+    cells += [f"{fmean(row['covered']):.0%}" if row["covered"] else "–", at(row["first_errors"], 0.5)]
     ran, whole = round(row["grid_s"]), round(row.get("whole_grid_s", row["grid_s"]))
     grid = f"{ran} s" if ran == whole else f"{ran} of {whole} s"
-    return [*cells, _at(row["noise"], 0.5), _at(row["noise"], 0.9), f"{row['tune_s']:.0f} s", grid]
+    return [*cells, at(row["noise"], 0.5), at(row["noise"], 0.9), f"{row['tune_s']:.0f} s", grid]
 
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:+.1%}"
-
-
-def _at(values: list[float], share: float) -> str:
-    ordered = sorted(abs(value) for value in values)
-    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.1%}" if ordered else "–"
 
 
 def a5000() -> str:

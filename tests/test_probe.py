@@ -27,6 +27,9 @@ def test_probes_hold_what_predictions_need(probes: Probes) -> None:
     kinds = {run.kind for run in probes.runs}
     assert {"load", "slow", "step"} <= kinds
     assert {0, 1} <= {run.num_workers for run in probes.of("load")}
+    steps = [place for place, run in enumerate(probes.runs) if run.kind == "step"]
+    others = [place for place, run in enumerate(probes.runs) if run.kind == "load" and run.batch_size != 4]
+    assert max(steps) < min(others), "a short budget leaves out what tells least"
     assert probes.subject.name.endswith("planted")
     assert probes.subject.model == "Identity"
     assert probes.machine.usable_cores > 0

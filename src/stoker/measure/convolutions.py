@@ -142,9 +142,7 @@ def _copies(x: Any, y: Any, weight: Any, stride: Any, groups: int, many: int) ->
     return sizes if _is_points(weight) else (*sizes, _bytes(weight))
 
 
-def _output_sizes(
-    x: Any, y: Any, weight: Any, stride: Any, groups: int = 1, *, transposed: bool = False
-) -> tuple[int, ...]:
+def _output_sizes(x: Any, y: Any, weight: Any, stride: Any, groups: int, *, transposed: bool) -> tuple[int, ...]:
     sizes = _copies(x, y, weight, stride, groups, _MANY_WEIGHTS)
     full, in_volume = x.element_size() == _SUM_BYTES, x.dim() == _VOLUME_DIMENSIONS
     if groups > 1:
