@@ -10,8 +10,9 @@ Every run is kept in regret-runs.jsonl as it ends, so that a benchmark that was 
 for a calm moment; one that other processes disturbed all the same is kept, said, and made again, twice at most.
 
 On a GPU the grid has fewer batch sizes, and two of the slow cells stand for the others; what the whole grid would take
-is reckoned with predictions for the cells that were not run, and called so. Cells without workers come last there: a
-batch that the loop's own process collates changes how its malloc serves the workers that are forked from it later.
+is reckoned with predictions for the cells that were not run, and called so. Cells without workers come last there, in
+a process of their own: a batch that the loop's own process collates changes how its malloc serves the workers that are
+forked from it later, and many loaders before it change how quick that is.
 
 What the grid takes is what its runs take, with the making of the loader and the model that lies between two of them:
 `tune` pays for that too.
@@ -105,7 +106,7 @@ def on_gpu(model: str, mode: Mode, data: str) -> Case:
     if data == "jpeg":
         extra = ((128, 0), (128, 2))
         return Case(model, data, mode, "cuda", workers=(4, 8, 16, 32), extra=extra, budget_s=34.0, **common)
-    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=20.0, **common)
+    return Case(model, data, mode, "cuda", workers=GPU_WHOLE[1], budget_s=22.0, **common)
 
 
 GPU = [
@@ -166,20 +167,22 @@ class Kept:
 # ---------------------------------------------------------------- running
 
 
-def run_case(case: Case, kept: Kept, *, repeats: int, again: int, rounds: int) -> None:
+def run_case(case: Case, kept: Kept, *, repeats: int, rounds: int) -> None:
     """The grid, then tune, then cells of the grid again and the judging: a machine that gets faster or slower does so
     for all of them."""
     source = Named(spec=case.model, data=case.data, items=case.items)
     order = random.Random(1).sample(case.cells, len(case.cells))
+    again = order[:10]
     if case.device == "cuda":
         order.sort(key=lambda cell: cell[1] == 0)
+        again = [cell for cell in order if cell not in case.extra]
     if left(case, kept, "grid", order):
         drive(source, warmed(case, grid(case, kept, "grid", order)), mode=case.mode, device=case.device)
     if not kept.of(case, "tune") and not kept.out_of_time:
         wait_for_calm(case)
         tuned(case, source, kept)
     if kept.of(case, "tune") and not kept.out_of_time:
-        talk = once_more(case, kept, order[:again], AGAIN[:rounds], repeats)
+        talk = once_more(case, kept, again, AGAIN[:rounds], repeats)
         drive(source, warmed(case, talk), mode=case.mode, device=case.device)
 
 
@@ -190,6 +193,8 @@ def warmed(case: Case, talk: Talk[None]) -> Talk[None]:
 
 def once_more(case: Case, kept: Kept, cells: list[Cell], rounds: tuple[str, ...], repeats: int) -> Talk[None]:
     for name in rounds:
+        if case.device == "cuda" and name != rounds[0] and left(case, kept, name, cells):
+            yield from warm_up(case, fresh=True)
         yield from grid(case, kept, name, cells)
     yield from judge(case, kept, repeats)
 
@@ -201,33 +206,43 @@ def left(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> list[Cell]:
 
 def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
     """Cells that have not been run in this phase, in their random order."""
+    before = 1
     for cell in left(case, kept, phase, cells):
-        if not kept.out_of_time:
-            yield from one(case, kept, phase, cell)
+        if kept.out_of_time:
+            return
+        if case.device == "cuda" and before and not cell[1]:
+            yield from warm_up(case, fresh=True)
+        before = cell[1]
+        yield from one(case, kept, phase, cell)
 
 
 def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
     """The choices of all planners and the grid's best three, in turns; twice as often where two are within 5 %.
 
-    How a process' memory lies favours some cells for as long as it lives: each turn has a process of its own, but on a
-    GPU, where to begin one takes seconds. What took twice the best or more in the grid is not run again: its run there
-    counts.
+    How a process' memory lies favours some cells for as long as it lives: each turn has a process of its own. What took
+    twice the best or more in the grid is not run again: its run there counts.
     """
     in_grid = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
     chosen = {cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3))
     hopeless = {cell for cell in chosen & in_grid.keys() if in_grid[cell] > 2 * min(in_grid.values())}
     turns = sorted(chosen - hopeless)
     for repeat in range(2 * repeats):
-        if repeat and case.device != "cuda":
-            yield from warm_up(case, fresh=True)
-        for cell in turns if repeat % 2 == 0 else reversed(turns):
-            seen = judged(case, kept)
-            done = seen.get(cell, [])
-            best = min((median(values) for values in seen.values()), default=0.0)
-            far = median(done) / best - 1 if done and best else 0.0
-            enough = repeats if far > CLOSE else 2 * repeats
-            if len(done) <= repeat < enough and far < 1 and not kept.out_of_time:
+        due = [cell for cell in turns if is_due(case, kept, cell, repeat, repeats)]
+        if not due or kept.out_of_time:
+            continue
+        yield from warm_up(case, fresh=True)
+        for cell in due if repeat % 2 == 0 else reversed(due):
+            if not kept.out_of_time:
                 yield from one(case, kept, "judge", cell)
+
+
+def is_due(case: Case, kept: Kept, cell: Cell, repeat: int, repeats: int) -> bool:
+    """Whether a cell is run in this turn, by what was seen in those before it."""
+    seen = judged(case, kept)
+    done = seen.get(cell, [])
+    best = min((median(values) for values in seen.values()), default=0.0)
+    far = median(done) / best - 1 if done and best else 0.0
+    return len(done) <= repeat < (repeats if far > CLOSE else 2 * repeats) and far < 1
 
 
 def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
@@ -241,15 +256,18 @@ def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
 
 def warm_up(case: Case, *, fresh: bool = False) -> Talk[None]:
     """The first run of a process reads files and fills caches, and a GPU's first steps of a size choose their kernels:
-    nobody's to pay for."""
+    nobody's to pay for. Later ones on a GPU find the files read."""
+    on_gpu = case.device == "cuda"
     setting = Setting(batch_size=case.batches[0], num_workers=2)
     extent = Extent(batches=-(-case.items // case.batches[0]), warmup=0)
-    yield Job(setting=setting, extent=extent, nap_s=0.0, fresh=fresh)
-    for size in case.batches if case.device == "cuda" else ():
+    if not (fresh and on_gpu):
+        yield Job(setting=setting, extent=extent, nap_s=0.0, fresh=fresh)
+    for size in case.batches if on_gpu else ():
         yield Job(
             setting=Setting(batch_size=size, num_workers=0),
             extent=Extent(batches=3, warmup=0, source="memory"),
             repeats=KEPT_ITEMS,
+            fresh=fresh and size == case.batches[0],
         )
 
 
@@ -604,8 +622,7 @@ def main() -> None:
         if options.table or kept.out_of_time:
             break
         say(f"{case.name} ...")
-        again = len(case.cells) - 2 if options.gpu else 10
-        run_case(case, kept, repeats=options.repeats, again=again, rounds=options.rounds)
+        run_case(case, kept, repeats=options.repeats, rounds=options.rounds)
     rows = summary(GPU if options.gpu else TWO_CORES, kept)
     if options.table:
         rewrite(options.output / "regret.json", rows)

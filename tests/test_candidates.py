@@ -71,6 +71,19 @@ def large_items(probed: Probes) -> Probes:
     return replace(probed, runs=tuple(replace(run, bytes=(400,) * len(run.bytes)) for run in probed.runs))
 
 
+def test_all_are_looked_at_and_the_best_with_care(probed: Probes) -> None:
+    varied = [replace(each, item_s=tuple(0.0005 + 0.00001 * place for place in range(48))) for each in probed.runs]
+    probed = replace(probed, runs=tuple(varied))
+    now = Setting(batch_size=96, num_workers=1)
+    found, _ = considered(probed, Wish(current=now))
+    predictor = Predictor(probed)
+    careful = [each for each in found if each.predicted == predictor.predict(each.setting, 500)]
+    assert len(careful) < len(found), "the others were told roughly"
+    assert found[:3] == careful[:3]
+    assert all(each in careful for each in found if each.setting.batch_size == 96), "what they have, and beside it"
+    assert [each.predicted_s for each in found] == sorted(each.predicted_s for each in found)
+
+
 def test_few_items_make_small_batches(probed: Probes) -> None:
     predictor, bounds = Predictor(probed), bounds_of(probed.machine)
     found, _ = candidates_of(Wish(), Setting(), probed, predictor, Objective(items=10), bounds)

@@ -96,7 +96,8 @@ def test_a_landing_with_pinned_memory_comes_apart_into_its_parts() -> None:
     assert costs.receive_s.at(4) == pytest.approx(SEND_S)
     assert costs.flight_s.at(4) == pytest.approx(0.001)
     assert costs.first_flight_s.at(4) == 0.0, "making pinned memory is counted once"
-    assert costs.first_sends == pytest.approx((*(LATE_S,) * 4, 4)), "seen with four workers"
+    assert costs.first_sends[:5] == pytest.approx((*(LATE_S,) * 4, 4)), "seen with four workers"
+    assert costs.first_sends.seen == pytest.approx((LATE_S, LATE_S)), "of the first two"
 
 
 def test_batches_that_find_no_pinned_memory_are_known_by_their_time_wherever_they_stand() -> None:
@@ -161,6 +162,20 @@ def test_the_first_batch_of_a_loop_without_workers_costs_what_it_was_seen_to() -
     usual = Predictor(probes(inline, single)).predict(Setting(batch_size=4, num_workers=0), 100)
     assert told.first_batch_s - usual.first_batch_s == pytest.approx(slow_s, rel=0.1)
     assert told.total_s - usual.total_s == pytest.approx(slow_s, rel=0.1)
+
+
+def test_what_a_crowd_costs_is_not_counted_as_cold_too() -> None:
+    def cold(workers: int, times: float, batches: int) -> Run:
+        made = run(workers, 0.010 * times, batches=batches)
+        took = times * (4 * 0.010 + COLLATE_S)
+        spans = [took + (times * 0.020 if place < workers else 0.0) for place in range(batches)]
+        ended = tuple(began + span for began, span in zip(made.began_s, spans, strict=True))
+        collate = (times * COLLATE_S,) * batches
+        return msgspec.structs.replace(made, ended_s=ended, cpu_s=tuple(spans), collate_s=collate)
+
+    costs = fit(probes(run(0, 0.010), cold(1, 1.0, 12), cold(8, 1.5, 32)))
+    assert costs.slow(8) == pytest.approx(1.5)
+    assert costs.cold_s.at(4) == pytest.approx(0.020), "twenty milliseconds for one worker, and for one of eight"
 
 
 def test_batches_that_malloc_never_keeps_cost_as_the_larger_probe_did() -> None:

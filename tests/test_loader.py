@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker.errors import InputError
 from stoker.predict import loader
-from stoker.predict.costs import Costs, FirstSends, Step, Table, faster
+from stoker.predict.costs import Costs, FirstSends, Step, Table, faster, slowed
 from stoker.predict.driver import Driver
 from stoker.predict.loader import simulate
 from stoker.predict.loop import Load
@@ -149,6 +149,7 @@ def test_pinned_memory_is_made_as_often_as_batches_wait_and_then_used_again() ->
 def test_a_slow_first_send_puts_the_first_batch_behind_those_of_all_workers() -> None:
     pinned = replace(costs(item_s=0.001, cores=16), pin_s=Table((1.0,), (0.05,), True))
     late = replace(pinned, first_sends=FirstSends(first=0.03))
+    always = replace(pinned, first_sends=FirstSends(first=0.03, late_at_its_end=True))
 
     def first(found: Costs, items: int) -> float:
         setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
@@ -156,18 +157,49 @@ def test_a_slow_first_send_puts_the_first_batch_behind_those_of_all_workers() ->
 
     assert first(pinned, 640) == pytest.approx(0.008 + 0.05)
     assert first(late, 640) >= 0.008 + 8 * 0.05, "it waits until all that came before it are pinned"
-    assert first(late, 64) == pytest.approx(0.008 + 8 * 0.05), "also where each worker has one batch alone"
+    assert first(late, 64) == pytest.approx(0.008 + 0.05), "where each worker has one batch alone it need not be late"
+    assert first(always, 64) == pytest.approx(0.008 + 8 * 0.05)
 
 
 def test_whose_first_batch_is_late() -> None:
     sends = FirstSends(alone=1.0, first=2.0, second=3.0, others=4.0)
     assert sends.of(0, 1, goes_on=False) == 1.0
     assert [sends.of(worker, 4, goes_on=True) for worker in range(4)] == [2.0, 3.0, 4.0, 4.0]
-    assert [sends.of(worker, 4, goes_on=False) for worker in range(4)] == [pytest.approx(4 / 3), 3.0, 4.0, 4.0]
+    slow = sends._replace(first=6.0)
+    assert [slow.of(worker, 4, goes_on=False) for worker in range(4)] == [4.0, 3.0, 4.0, 4.0], "as any other"
+    assert slow._replace(late_at_its_end=True).of(0, 4, goes_on=False) == 6.0
     seen_with_many = sends._replace(crowd=9)
     assert [seen_with_many.of(worker, 5, goes_on=True) for worker in range(3)] == [1.5, 3.5, 4.0], "half as late"
     assert seen_with_many.of(0, 1, goes_on=True) == 1.0
     assert seen_with_many.of(1, 12, goes_on=True) == 3.0
+
+
+def test_who_is_late_differs_from_run_to_run_as_it_did_in_the_probes() -> None:
+    rng = np.random.default_rng(0)
+    drawn = [FirstSends(seen=(0.005, 0.040)).drawn(rng) for _ in range(60)]
+    assert len({(each.first, each.second) for each in drawn}) == 4, "both, one, the other, and none of them"
+    assert 0 < sum(each.late_at_its_end for each in drawn) < 30, "less often than not"
+    assert FirstSends(first=0.03).drawn(rng) == FirstSends(first=0.03), "nothing was seen to draw from"
+    pinned = replace(costs(item_s=0.001, cores=16), pin_s=Table((1.0,), (0.05,), True))
+    seen = replace(pinned, first_sends=FirstSends(seen=(0.0, 0.03)))
+    setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
+    firsts = {round(simulate(seen, setting, Load(items=640), seed=seed).first_batch_s, 2) for seed in range(20)}
+    assert min(firsts) == 0.06, "first in the queue"
+    assert max(firsts) > 0.4, "behind all others"
+
+
+@given(slow=st.floats(1, 8), busy=st.floats(1, 7))
+def test_one_more_busy_core_never_brings_less_work(slow: float, busy: float) -> None:
+    levels = Table((1.0, 8.0), (1.0, slow))
+    assert slowed(levels, 1.0) == pytest.approx(1.0)
+    assert slowed(levels, 8.0) == pytest.approx(slow)
+    one, two = slowed(levels, busy), slowed(levels, busy + 1)
+    assert one <= two * (1 + 1e-9)
+    assert busy / one <= (busy + 1) / two * (1 + 1e-9)
+
+
+def test_few_busy_cores_cost_most_of_what_many_do() -> None:
+    assert slowed(Table((1.0, 8.0), (1.0, 1.2)), 4) - 1 > 0.5 * 0.2, "half of them, more than half of it"
 
 
 def test_pinned_memory_is_free_again_when_the_device_is_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,16 @@ class Table:
     sizes: tuple[float, ...] = (1.0,)
     seconds: tuple[float, ...] = (0.0,)
     flat: bool = False
+    _known: dict[float, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, size: float) -> float:
         """Below the least size, no less than in proportion and no more than there; above the last, on its slope."""
+        found = self._known.get(size)
+        if found is None:
+            found = self._known[size] = self._at(size)
+        return found
+
+    def _at(self, size: float) -> float:
         sizes, seconds = self.sizes, self.seconds
         if self.flat:
             return float(np.interp(size, sizes, seconds))
@@ -66,16 +73,18 @@ class Step:
     late_s: float = 0.0
 
 
-_LESS_LATE = 1 / 3
+_LATE_AT_ITS_END = 1 / 3
+"""How often the first worker is late with a batch that no other follows, of the times that it is late otherwise."""
 
 
 class FirstSends(NamedTuple):
     """What a worker's first batch takes longer to be sent than later ones, where a thread pins what it sends.
 
-    On the machine with a GPU that we know, the first worker's is late, where it has no next batch to load about a third
-    as much, and sometimes the second's, for reasons that we have not found; so they are measured apart from all others.
-    With fewer workers than the `crowd` that this was seen with, they are less late: in proportion, from none beside it
-    on.
+    In each process one of the first few workers is late by tens of milliseconds, always the same one: it waits in
+    torch for the shared memory of a small tensor (labels), for a reason that we have not found. Which it will be nobody
+    knows before: `seen` are what the first two took in the probes, each of which is as likely. Where it has no next
+    batch to load, it is late less often; with fewer workers than the `crowd` that this was seen with, it is less late,
+    in proportion, from none beside it on.
     """
 
     alone: float = 0.0
@@ -83,11 +92,22 @@ class FirstSends(NamedTuple):
     second: float = 0.0
     others: float = 0.0
     crowd: int = 2
+    seen: tuple[float, ...] = ()
+    late_at_its_end: bool = False
+
+    def drawn(self, rng: np.random.Generator) -> "FirstSends":
+        """As it may be in one run."""
+        if not self.seen:
+            return self
+        first, second = rng.choice(self.seen, size=2)
+        late = bool(rng.random() < _LATE_AT_ITS_END)
+        return self._replace(first=float(first), second=float(second), late_at_its_end=late)
 
     def of(self, worker: int, workers: int, *, goes_on: bool) -> float:
         share = min(1.0, (workers - 1) / max(1, self.crowd - 1))
         if worker == 0:
-            return self.alone + share * (self.first - self.alone) * (1.0 if goes_on else _LESS_LATE)
+            late = self.alone + share * (self.first - self.alone)
+            return late if goes_on or self.late_at_its_end else min(late, self.others)
         return self.others + share * (self.second - self.others) if worker == 1 else self.others
 
 
@@ -133,7 +153,13 @@ class Costs:
 
     def slow(self, busy: float) -> float:
         """How much slower each of `busy` cores is than one alone. Never so slow that one more core brings less work."""
-        return max(1.0, float(np.interp(min(busy, self.cores), self.slowdown.sizes, self.slowdown.seconds)))
+        return slowed(self.slowdown, min(busy, self.cores))
+
+
+def slowed(levels: Table, busy: float) -> float:
+    """Between two numbers of busy cores that were seen, by a power: most of what cores cost each other, few do too."""
+    logs = np.log(levels.sizes), np.log(levels.seconds)
+    return max(1.0, float(np.exp(np.interp(np.log(max(busy, 1.0)), *logs))))
 
 
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:

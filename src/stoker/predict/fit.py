@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stoker.errors import InputError
 from stoker.predict.batches import begins, by_size, each, warm
-from stoker.predict.costs import Costs, Table, table
+from stoker.predict.costs import Costs, Table, slowed, table
 from stoker.predict.items import against, means, usual_s
 from stoker.predict.moving import transport
 from stoker.predict.probes import Probes, Run
@@ -56,8 +56,8 @@ def fit(probes: Probes) -> Costs:
         worker_item_s=item,
         waiting_share=waiting,
         collate_s=collate,
-        cold_s=_cold([run for run in loads if run.num_workers and warm(run)], usual, collate),
-        inline_cold_s=_cold([run for run in inline if warm(run)], usual, _collate(inline)),
+        cold_s=_cold([run for run in loads if run.num_workers and warm(run)], usual, collate, slowdown),
+        inline_cold_s=_cold([run for run in inline if warm(run)], usual, _collate(inline), Table((1.0,), (1.0,), True)),
         gap_s=table(by_size(moved, _gaps), median, flat=True),
         flight_s=moving.flight,
         first_flight_s=moving.first,
@@ -175,20 +175,23 @@ def _collate(runs: Sequence[Run]) -> Table:
     return table(by_size(runs, lambda run: each(run, run.collate_s)), median)
 
 
-def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table) -> Table:
+def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table, slowdown: Table) -> Table:
     """What the first batch of a worker, or of a loop without any, costs more than later ones, for the same items.
 
-    Later batches of the same run say how fast the machine was just then: it may have been otherwise in other runs.
+    Later batches of the same run say how fast the machine was just then: it may have been otherwise in other runs. What
+    many workers at once cost each other is taken off: the simulation puts it on again.
     """
     mean = fmean(usual.values())
     extra: dict[int, list[float]] = {}
     for run in runs:
         first = begins(run)
         own = against(run, run.load_s, usual)
+        slower = slowed(slowdown, run.num_workers)
         for place in range(min(run.num_workers or 1, len(run.items))):
             places = range(first[place], first[place + 1])
-            expected = own * sum(usual.get(item, mean) for item in places) + collate.at(run.items[place])
-            extra.setdefault(run.batch_size, []).append(run.ended_s[place] - run.began_s[place] - expected)
+            expected = own * sum(usual.get(item, mean) for item in places) + slower * collate.at(run.items[place])
+            more = run.ended_s[place] - run.began_s[place] - expected
+            extra.setdefault(run.batch_size, []).append(more / slower)
     return table(extra, fmean)
 
 

@@ -18,7 +18,7 @@ from stoker.predict.loop import Load, Seen
 from stoker.predict.probes import Probes, Run
 from stoker.records import Record, Setting
 
-_SEEDS = 15
+SEEDS = 15
 _NOISE, _FIRST_NOISE = 0.12, 0.2
 """The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
 the same setting on a shared machine differ by."""
@@ -77,14 +77,16 @@ class Predictor:
         drop_last: bool = False,
         in_order: bool = True,
         seed: int = 0,
+        seeds: int = SEEDS,
     ) -> Prediction:
+        """The middle of `seeds` simulated runs; few of them tell roughly, and soon."""
         for name, value in (("items", items), ("epochs", epochs)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         load = Load(items=items, epochs=epochs, drop_last=drop_last, in_order=in_order)
         if not load.batches(setting.batch_size):
             raise InputError(f"{items} items make no whole batch of {setting.batch_size}")
-        runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(_SEEDS)]
+        runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(seeds)]
         total = median(run.total_s for run in runs)
         first = median(run.first_batch_s for run in runs)
         chosen = min(runs, key=lambda run: abs(run.total_s - total))

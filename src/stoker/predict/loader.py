@@ -83,6 +83,8 @@ def _loop(
         return _alone(costs, sizes, draws, pinned=bool(setting.pin_memory))
     uneven = _uneven(costs, len(sizes), setting.num_workers, rng)
     cores = costs.cores if cores is None else cores
+    if setting.pin_memory:
+        costs = replace(costs, first_sends=costs.first_sends.drawn(rng))
     return Loader(costs, setting, load, sizes, list(zip(draws, uneven, strict=True)), cores, fresh=fresh).run()
 
 

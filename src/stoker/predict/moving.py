@@ -73,7 +73,7 @@ def _first_sends(runs: Sequence[Run]) -> FirstSends:
     alone = median(found.get(_ALONE, [0.0]))
     crowd = min((run.num_workers for run in runs if run.num_workers > 1 and run.send_s), default=2)
     first, second, others = (median(found.get(which, [alone])) for which in range(_OTHERS + 1))
-    return FirstSends(alone, first, second, others, crowd)
+    return FirstSends(alone, first, second, others, crowd, (*found.get(0, ()), *found.get(1, ())))
 
 
 def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import InputError
-from stoker.predict.forecast import Prediction, Predictor
+from stoker.predict.forecast import SEEDS, Prediction, Predictor
 from stoker.predict.probes import Probes
 from stoker.records import Mode, Record, Setting
 from stoker.tune.constrain import Bounds, RuledOut, in_flight, ruled_out, workers_that_pay
@@ -14,6 +14,8 @@ from stoker.tune.objective import Measured, Objective
 
 _SMALLEST, _LARGEST = 8, 512
 _WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_FEW_SEEDS, _LOOKED_AT = 3, 16
+"""All settings are predicted roughly, and the best of them again with care, which takes a slow core seconds for all."""
 
 
 class Candidate(Record, frozen=True):
@@ -135,7 +137,12 @@ def candidates_of(
         if broken is not None:
             out.append(broken)
         if broken is None or (now and broken.bound == "CPUs"):
-            found.append(candidate_of(setting, wish, predictor, objective, asked_for=size in sizes))
+            found.append(candidate_of(setting, wish, predictor, objective, asked_for=size in sizes, seeds=_FEW_SEEDS))
+    found.sort(key=lambda each: each.predicted_s)
+    for place, each in enumerate(found):
+        same = wish.current is not None and each.setting.batch_size == wish.current.batch_size
+        if place < _LOOKED_AT or same:
+            found[place] = candidate_of(each.setting, wish, predictor, objective, asked_for=each.asked_for)
     return sorted(found, key=lambda each: each.predicted_s), out
 
 
@@ -148,9 +155,15 @@ def _bearable(item_bytes: float, bounds: Bounds, least: int) -> int | None:
 
 
 def candidate_of(
-    setting: Setting, wish: Wish, predictor: Predictor, objective: Objective, *, asked_for: bool = True
+    setting: Setting,
+    wish: Wish,
+    predictor: Predictor,
+    objective: Objective,
+    *,
+    asked_for: bool = True,
+    seeds: int = SEEDS,
 ) -> Candidate:
-    predicted = predictor.predict(setting, objective.items, epochs=objective.epochs)
+    predicted = predictor.predict(setting, objective.items, epochs=objective.epochs, seeds=seeds)
     return Candidate(
         setting=setting,
         predicted_s=objective.of_prediction(predicted),

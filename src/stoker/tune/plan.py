@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 Planner = Literal["simulate", "thesis", "grid"]
-_PROBE_SHARE = 0.45
+_PROBE_SHARE = 0.5
 """Of the budget, what probing may take; running the best few gets the rest."""
 
 
