@@ -383,7 +383,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping", *(f"h200-keeping-{number}" for number in range(1, 5))),
+    "forecast-h200-keeping": forecast("h200-keeping", *(f"h200-keeping-{number}" for number in range(1, 6))),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
