@@ -199,6 +199,7 @@ def test_one_worker_on_a_slow_core_is_outvoted_by_those_on_others() -> None:
 def test_a_machine_that_changed_meanwhile_widens_the_interval() -> None:
     assert drift([run(1, 0.010), run(1, 0.010), run(8, 0.020)]) == 0.0
     assert drift([run(1, 0.010), run(1, 0.012)]) == pytest.approx(0.2)
+    assert drift([run(1, 0.010)]) > 0, "nobody looked twice: it is not known to be steady"
     even, uneven = (
         Predictor(probes(run(0, 0.010), run(1, 0.010), run(1, again_s))).predict(Setting(batch_size=4), 64)
         for again_s in (0.010, 0.013)

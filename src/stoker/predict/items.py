@@ -62,14 +62,18 @@ def against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> floa
     return median(ratios) if ratios else median(each(run, seconds)) / run.batch_size / fmean(usual.values())
 
 
+_UNKNOWN_DRIFT = 0.12
+"""About what two probes of one setting differ by, in the middle of the workloads of `benchmarks/` that have both."""
+
+
 def drift(runs: Sequence[Run]) -> float:
     """How far apart runs of the same setting lie that were made at different times, relative: some machines are not
-    always as fast."""
+    always as fast. Where none was made twice, what is usual."""
     found: dict[tuple[int, int], list[float]] = {}
     for run in runs:
         found.setdefault((run.batch_size, run.num_workers), []).append(median(each(run, run.load_s)))
     apart = [max(values) / max(min(values), 1e-12) - 1 for values in found.values() if len(values) > 1]
-    return max(apart, default=0.0)
+    return max(apart, default=_UNKNOWN_DRIFT)
 
 
 def means(runs: Sequence[Run], usual: dict[int, float], seconds: Callable[[Run], Sequence[float]]) -> Table:
