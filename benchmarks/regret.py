@@ -55,7 +55,7 @@ from stoker.tune.plan import Plan, tune
 
 FIXED, DEFAULT = (128, 8), (128, 0)
 TRIES = 3
-CLOSE = 0.05
+CLOSE = 0.1
 AGAIN = ("again", "again 2", "again 3")
 RUNS = ("grid", *AGAIN, "judge")
 Cell = tuple[int, int]
@@ -217,7 +217,7 @@ def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
 
 
 def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
-    """The choices of all planners and the grid's best three, in turns; twice as often where two are within 5 %.
+    """The choices of all planners and the grid's best three, in turns; twice as often where two are within 10 %.
 
     How a process' memory lies favours some cells for as long as it lives: each turn has a process of its own. What took
     twice the best or more in the grid is not run again: its run there counts.

@@ -379,7 +379,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "decode": decode,
     "a5000": a5000,
     "regret-two-cores": regret("two-cores"),
-    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 7))),
+    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 9))),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),

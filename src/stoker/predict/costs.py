@@ -157,9 +157,8 @@ class Costs:
 
 
 def slowed(levels: Table, busy: float) -> float:
-    """Between two numbers of busy cores that were seen, by a power: most of what cores cost each other, few do too."""
-    logs = np.log(levels.sizes), np.log(levels.seconds)
-    return max(1.0, float(np.exp(np.interp(np.log(max(busy, 1.0)), *logs))))
+    """Between two numbers of busy cores that were seen, on a line."""
+    return max(1.0, float(np.interp(busy, levels.sizes, levels.seconds)))
 
 
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:
