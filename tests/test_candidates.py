@@ -84,6 +84,43 @@ def test_all_are_looked_at_and_the_best_with_care(probed: Probes) -> None:
     assert [each.predicted_s for each in found] == sorted(each.predicted_s for each in found)
 
 
+def uneven(probed: Probes) -> Probes:
+    """The same with one item in sixteen that takes fifty times as long, and a step that takes what eight workers do."""
+    times = tuple(0.05 if place % 16 == 7 else 0.001 for place in range(48))
+    step = replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.003,) * 12)
+    return replace(probed, runs=(*(replace(each, item_s=times) for each in probed.runs), step))
+
+
+def test_workers_load_further_ahead_where_a_few_items_are_slow(probed: Probes) -> None:
+    even, _ = considered(probed, Wish(batch_size=4))
+    assert {each.setting.prefetch_factor for each in even} == {2}
+    found, _ = considered(uneven(probed), Wish(batch_size=4))
+    best = found[0]
+    assert best.setting.prefetch_factor in (4, 8)
+    [near] = [
+        each
+        for each in found
+        if (each.setting.num_workers, each.setting.prefetch_factor) == (best.setting.num_workers, 2)
+    ]
+    assert best.predicted_s < near.predicted_s
+
+
+def test_what_a_person_has_now_is_one_setting_whatever_lies_beside_it(probed: Probes) -> None:
+    wish = Wish(batch_size=4, current=Setting(batch_size=4, num_workers=8, prefetch_factor=4))
+    found, _ = considered(uneven(probed), wish)
+    assert [each.setting.prefetch_factor for each in found if wish.is_current(each.setting)] == [4]
+    alone = Wish(current=Setting(batch_size=4, num_workers=0, prefetch_factor=4))
+    assert alone.is_current(Setting(batch_size=4)), "without workers there is nothing ahead"
+
+
+def test_where_memory_is_short_workers_load_one_batch_ahead(probed: Probes) -> None:
+    large = large_items(probed)
+    little = replace(large, machine=replace(large.machine, shm_free_bytes=8 * 100 * 4))
+    found, out = considered(little, Wish(batch_size=8))
+    assert {each.setting.num_workers: each.setting.prefetch_factor for each in found} == {0: 2, 1: 2, 2: 1}
+    assert {each.num_workers for each in out if each.bound == "/dev/shm"} == {3, 4, 6, 8, 12, 16}
+
+
 def test_few_items_make_small_batches(probed: Probes) -> None:
     predictor, bounds = Predictor(probed), bounds_of(probed.machine)
     found, _ = candidates_of(Wish(), Setting(), probed, predictor, Objective(items=10), bounds)

@@ -67,7 +67,7 @@ def sleeping(seconds: float) -> Step:
 
 
 def total(found: Costs, batch: int, workers: int, items: int = 64, seed: int = 0, **options: Any) -> float:
-    load = {name: options.pop(name) for name in ("in_order", "epochs", "drop_last") if name in options}
+    load = {name: options.pop(name) for name in ("epochs", "drop_last") if name in options}
     setting = Setting(batch_size=batch, num_workers=workers, **options)
     return simulate(found, setting, Load(items=items, **load), seed=seed).total_s
 
@@ -100,6 +100,16 @@ def test_a_slow_batch_holds_back_those_behind_it_only_in_order() -> None:
     later = [total(found, 1, 4, items=48, seed=seed) for seed in range(8)]
     sooner = [total(found, 1, 4, items=48, seed=seed, in_order=False) for seed in range(8)]
     assert sum(sooner) <= sum(later)
+
+
+def test_what_was_probed_may_have_been_lucky() -> None:
+    found = replace(costs(spread=(0.5, 0.5, 2.0)), sampled=9)
+    totals = [total(found, 800, 0, items=80_000, seed=seed) for seed in range(15)]
+    sure = [total(replace(found, sampled=90_000), 800, 0, items=80_000, seed=seed) for seed in range(15)]
+    assert max(totals) / min(totals) > 1.5, "nine items tell little of the mean"
+    assert max(sure) / min(sure) < 1.05
+    assert sorted(totals)[7] == pytest.approx(totals[0]), "the middle one has them as they were seen"
+    assert totals[0] == pytest.approx(80_000 * 0.003, rel=0.05)
 
 
 def test_a_gpu_works_while_the_host_goes_on() -> None:
@@ -367,8 +377,13 @@ def test_every_kind_of_loader_comes_to_an_end(
 ) -> None:
     found = costs(**parts)
     setting = Setting(
-        batch_size=size, num_workers=count, prefetch_factor=ahead, pin_memory=pinned, persistent_workers=pinned
+        batch_size=size,
+        num_workers=count,
+        prefetch_factor=ahead,
+        pin_memory=pinned,
+        persistent_workers=pinned,
+        in_order=ordered,
     )
-    seen = simulate(found, setting, Load(items=items, epochs=epochs, in_order=ordered))
+    seen = simulate(found, setting, Load(items=items, epochs=epochs))
     assert math.isfinite(seen.total_s)
     assert len(seen.moments_s) == math.ceil(items / size)

@@ -71,6 +71,40 @@ def test_keeping_memory_is_advised_where_it_was_seen_to_help(probes: Probes) -> 
     assert told(None) == []
 
 
+def test_without_workers_a_sleeping_step_is_part_of_the_probe() -> None:
+    found = probe(f"{HERE}:plain", batch_sizes=(2, 4), device="sleep:10ms", mode="infer", budget_s=30)
+    alone = [run for run in found.of("load") if run.num_workers == 0]
+    assert {run.batch_size for run in alone} == {2, 4}
+    for run in (*alone, *found.of("single")):
+        assert all(done - got >= 0.009 for got, done in zip(run.got_s, run.done_s, strict=True))
+    beside = [run for run in found.of("load") if run.num_workers]
+    assert all(min(done - got for got, done in zip(run.got_s, run.done_s, strict=True)) < 0.009 for run in beside)
+    assert len(found.of("single")) == (found.machine.usable_cores >= 2)
+
+
+def test_one_thread_is_advised_where_it_was_seen_to_help(probes: Probes) -> None:
+    assert not probes.of("single"), "a step on the CPU needs all of them"
+
+    def told(share: float, workers: int) -> list[str]:
+        usual = next(run for run in probes.of("load") if run.num_workers == 0)
+        waits = [share * (got - asked) for asked, got in zip(usual.asked_s, usual.got_s, strict=True)]
+        got = tuple(asked + wait for asked, wait in zip(usual.asked_s, waits, strict=True))
+        single = msgspec.structs.replace(usual, kind="single", got_s=got)
+        predictor = Predictor(msgspec.structs.replace(probes, runs=(*probes.runs, single)))
+        setting = Setting(batch_size=usual.batch_size, num_workers=workers)
+        found = remedies(predictor, setting, 64, chosen=True)
+        return [remedy.change for remedy in found if "set_num_threads(1)" in remedy.change]
+
+    assert len(told(0.4, 0)) == 1
+    assert told(1.0, 0) == []
+    assert told(0.4, 1) == [], "workers have one thread as it is"
+
+
+def test_items_that_differ_are_not_taken_for_cold_ones() -> None:
+    found = probe(f"{HERE.parent / 'odd.py'}:uneven", batch_sizes=(4, 8), device="sleep:1ms", mode="infer", budget_s=2)
+    assert not [note for note in found.notes if "read again" in note]
+
+
 def test_probes_read_back_as_they_were(probes: Probes) -> None:
     assert read(encode(probes)) == probes
     with pytest.raises(InputError, match="no probes that this version can read"):

@@ -71,6 +71,15 @@ def test_the_setting_reaches_the_loop() -> None:
     assert len(trial.stages["start"].samples_s) == 2
 
 
+def test_out_of_order_a_slow_batch_holds_back_no_other() -> None:
+    extent = Extent(batches=6, warmup=0)
+    ordered = run("one_slow", Setting(batch_size=1, num_workers=2), extent, mode="infer")
+    ready = run("one_slow", Setting(batch_size=1, num_workers=2, in_order=False), extent, mode="infer")
+    assert ordered.workers.worker[:2] == (0, 1)
+    assert ready.workers.worker[0] == 1, "the first worker has the slow one"
+    assert sorted(ready.workers.worker)[0] == 0, "which comes too"
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("mode", ["train", "infer"])
 def test_half_precision_runs_and_fp16_trains_with_a_scaler(precision: Any, mode: Any) -> None:

@@ -161,13 +161,15 @@ class Machine(Record, frozen=True):
 
 
 class Setting(Record, frozen=True):
-    """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU."""
+    """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
+    order, batches come as they are ready: a slow one holds back no other."""
 
     batch_size: int = 32
     num_workers: int = 0
     prefetch_factor: int = 2
     pin_memory: bool | None = None
     persistent_workers: bool = False
+    in_order: bool = True
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False

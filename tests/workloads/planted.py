@@ -74,6 +74,19 @@ def plain() -> stoker.Workload:
     return with_data(Numbers)
 
 
+class OneSlow(Numbers):
+    """The first item comes long after the second."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            time.sleep(0.5)
+        return super().__getitem__(index)
+
+
+def one_slow() -> stoker.Workload:
+    return with_data(OneSlow)
+
+
 class Raises(Numbers):
     def __getitem__(self, index: int) -> Any:
         if index == 9:

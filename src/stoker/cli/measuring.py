@@ -8,6 +8,7 @@ import typer
 from stoker.cli.options import (
     DataOption,
     DeviceOption,
+    InOrderOption,
     ItemsOption,
     JsonOption,
     ModeOption,
@@ -63,6 +64,7 @@ def profile(
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="on a GPU")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
+    in_order: InOrderOption = True,
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark")] = False,
@@ -90,6 +92,7 @@ def profile(
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
+        in_order=in_order,
         precision=precision,
         channels_last=channels_last,
         compile=compile,

@@ -26,6 +26,9 @@ DataOption = Annotated[
 ModeOption = Annotated[Literal["train", "infer"] | None, typer.Option(show_default=False)]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1; sleep:20ms stands in for a model.")]
 ItemsOption = Annotated[int | None, typer.Option(help="Use only so many items of the set.", min=1, show_default=False)]
+InOrderOption = Annotated[
+    bool, typer.Option("--in-order/--out-of-order", help="Batches in their order, or as they are ready.")
+]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]

@@ -8,6 +8,7 @@ import typer
 from stoker.cli.options import (
     DataOption,
     DeviceOption,
+    InOrderOption,
     ItemsOption,
     JsonOption,
     ModeOption,
@@ -74,6 +75,7 @@ def predict(
     epochs: Annotated[int, typer.Option(help="Passes over the set.", min=1)] = 1,
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="as probed")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
+    in_order: InOrderOption = True,
     grid: Annotated[bool, typer.Option("--grid", help="Every batch size and worker count.")] = False,
     cores: Annotated[float | None, typer.Option(help="What if there were so many CPUs.", show_default=False)] = None,
     faster: Annotated[
@@ -104,6 +106,7 @@ def predict(
         prefetch_factor=prefetch,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
+        in_order=in_order,
     )
     answer = predictor.predict(with_pinning(setting, found), count, epochs=epochs)
     if json:

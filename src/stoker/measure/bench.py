@@ -41,7 +41,8 @@ KEPT_ITEMS = 32
 
 class Job(Record, frozen=True):
     """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all; with
-    `keeps_memory` malloc gives nothing back in the workers; a `fresh` one goes to a child that has run nothing yet."""
+    `keeps_memory` malloc gives nothing back in the workers; the loop's own process has so many `threads`, torch's
+    number unless told; a `fresh` one goes to a child that has run nothing yet."""
 
     setting: Setting
     extent: Extent
@@ -49,6 +50,7 @@ class Job(Record, frozen=True):
     repeats: int | None = None
     limit_s: float | None = None
     keeps_memory: bool = False
+    threads: int | None = None
     fresh: bool = False
 
 
@@ -217,7 +219,7 @@ def _trial(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, thre
 
     from stoker.measure import outcomes
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(job.threads or threads)
     state: dict[str, Any] = {"subject": subject}
     outcome: Outcome
     began = perf_counter()

@@ -71,6 +71,7 @@ def make_feed(
     options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
     if setting.num_workers:
         options |= {"prefetch_factor": setting.prefetch_factor, "persistent_workers": setting.persistent_workers}
+        options["in_order"] = setting.in_order
     notes: list[str] = []
     if isinstance(dataset, IterableDataset):
         options["batch_size"] = setting.batch_size

@@ -31,6 +31,16 @@ def each(run: Run, values: Sequence[float]) -> list[float]:
     return [values[place] for place in warm(run) or range(len(run.items))]
 
 
+def waits(run: Run) -> list[float]:
+    """How long the loop stood at next() for each batch."""
+    return [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)]
+
+
+def waited_for(run: Run) -> float:
+    """The mean of that over warm batches."""
+    return trimmed(each(run, waits(run)))
+
+
 def begins(run: Run) -> list[int]:
     """Where in the order each batch begins."""
     return [0, *(int(end) for end in np.cumsum(run.items))]

@@ -115,6 +115,7 @@ class FirstSends(NamedTuple):
 class Costs:
     """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
 
+    `spread` has been seen of so many items (`sampled`), or batches where it is `by_batch`; 0 is all of them.
     Workers are forked one after another, and then get their first orders so, each `hand_s` after the one before.
     `unevenness` is how much more batches differ than their items say, `lasting` how much of that stays with a worker. A
     worker's first batch takes `cold_s` longer to load, that of a loop without workers `inline_cold_s`; it is
@@ -150,6 +151,7 @@ class Costs:
     slowdown: Table
     step: Step
     shares: dict[str, float]
+    sampled: int = 0
 
     def slow(self, busy: float) -> float:
         """How much slower each of `busy` cores is than one alone. Never so slow that one more core brings less work."""

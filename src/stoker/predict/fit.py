@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.predict.batches import begins, by_size, each, warm
+from stoker.predict.batches import begins, by_size, each, trimmed, waits, warm
 from stoker.predict.costs import Costs, Table, slowed, table
 from stoker.predict.items import against, means, usual_s
 from stoker.predict.moving import transport
@@ -74,6 +74,7 @@ def fit(probes: Probes) -> Costs:
         slowdown=slowdown,
         step=step_of(probes),
         shares=_shares(single),
+        sampled=max((len(run.items) if by_batch else sum(run.items) for run in loads), default=0),
     )
 
 
@@ -88,13 +89,15 @@ def _eased(item: Table, luck: dict[int, float], waiting: float) -> Table:
 
 
 def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
-    """With no workers an item's loading, its share of collating, and what next() adds, are one.
+    """With no workers an item's loading, its share of collating, and what next() adds, are one. A batch is now quick,
+    now slow, as the process' threads are still awake or have to be woken to collate it: all of them count; but with
+    pinned memory, where a slow one is one that memory was made for, the middle one.
 
     C's malloc never keeps a piece above 32 MiB: a batch that is larger is made of pages that have to be filled anew.
     Between a probed size that is smaller and one that is larger, the step is there.
     """
     runs = [run for run in runs if warm(run)] or runs
-    found = means(runs, usual, lambda run: [got - asked for asked, got in zip(run.asked_s, run.got_s, strict=True)])
+    found = means(runs, usual, waits, median if any(run.pinned for run in runs) else trimmed)
     item_bytes = median(run.bytes[0] / run.items[0] for run in runs)
     edge = float(_KEPT_BYTES // max(item_bytes, 1))
     above = next((place for place, size in enumerate(found.sizes) if size > edge), 0)

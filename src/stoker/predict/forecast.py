@@ -75,7 +75,6 @@ class Predictor:
         *,
         epochs: int = 1,
         drop_last: bool = False,
-        in_order: bool = True,
         seed: int = 0,
         seeds: int = SEEDS,
     ) -> Prediction:
@@ -83,7 +82,7 @@ class Predictor:
         for name, value in (("items", items), ("epochs", epochs)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
-        load = Load(items=items, epochs=epochs, drop_last=drop_last, in_order=in_order)
+        load = Load(items=items, epochs=epochs, drop_last=drop_last)
         if not load.batches(setting.batch_size):
             raise InputError(f"{items} items make no whole batch of {setting.batch_size}")
         runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(seeds)]
@@ -154,7 +153,9 @@ def _residual(costs: Costs, probes: Probes) -> float:
     misses = []
     for run in probes.of("load"):
         seen = simulate(quiet, _setting(run), Load(items=sum(run.items)))
-        misses.append(abs(seen.total_s / run.total_s - 1) if run.total_s else 0.0)
+        steps = (done - got for got, done in zip(run.got_s, run.done_s, strict=True))
+        loading = run.total_s - (0.0 if run.num_workers else sum(steps))
+        misses.append(abs(seen.total_s / loading - 1) if loading > 0 else 0.0)
     return float(np.quantile(misses, 0.8)) if misses else 0.0
 
 

@@ -48,10 +48,13 @@ def per_item(run: Run) -> Sequence[float]:
     return [load / count for load, count in zip(run.load_s, run.items, strict=True) for _ in range(count)]
 
 
-def against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> float:
+def against(
+    run: Run, seconds: Sequence[float], usual: dict[int, float], middle: Callable[[Sequence[float]], float] = median
+) -> float:
     """What a warm batch took against what its items usually take, or where none of those are known, the mean item.
 
-    The middle one of all batches: whatever else the machine did for a moment is not the loader's.
+    The middle one of all batches: whatever else the machine did for a moment is not the loader's. Where some batches
+    are slow for a reason of their own, another `middle` counts them all.
     """
     first = begins(run)
     ratios = []
@@ -59,7 +62,7 @@ def against(run: Run, seconds: Sequence[float], usual: dict[int, float]) -> floa
         places = range(first[place], first[place] + run.items[place])
         if all(item in usual for item in places):
             ratios.append(seconds[place] / max(sum(usual[item] for item in places), 1e-12))
-    return median(ratios) if ratios else median(each(run, seconds)) / run.batch_size / fmean(usual.values())
+    return middle(ratios) if ratios else middle(each(run, seconds)) / run.batch_size / fmean(usual.values())
 
 
 _UNKNOWN_DRIFT = 0.12
@@ -76,10 +79,15 @@ def drift(runs: Sequence[Run]) -> float:
     return max(apart, default=_UNKNOWN_DRIFT)
 
 
-def means(runs: Sequence[Run], usual: dict[int, float], seconds: Callable[[Run], Sequence[float]]) -> Table:
+def means(
+    runs: Sequence[Run],
+    usual: dict[int, float],
+    seconds: Callable[[Run], Sequence[float]],
+    middle: Callable[[Sequence[float]], float] = median,
+) -> Table:
     """Mean seconds an item at each batch size, as if every run had gone over all the items that any went over."""
     mean = fmean(usual.values())
     found: dict[int, list[float]] = {}
     for run in runs:
-        found.setdefault(run.batch_size, []).append(against(run, seconds(run), usual) * mean)
+        found.setdefault(run.batch_size, []).append(against(run, seconds(run), usual, middle) * mean)
     return table(found, fmean, flat=True)

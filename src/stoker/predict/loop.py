@@ -16,7 +16,6 @@ class Load:
     items: int
     epochs: int = 1
     drop_last: bool = False
-    in_order: bool = True
 
     def batches(self, batch_size: int) -> int:
         whole, rest = divmod(self.items, batch_size)
@@ -65,7 +64,7 @@ class Loader:
         *,
         fresh: bool,
     ) -> None:
-        self._costs, self._setting, self._in_order, self._fresh = costs, setting, load.in_order, fresh
+        self._costs, self._setting, self._in_order, self._fresh = costs, setting, setting.in_order, fresh
         self._sizes = sizes
         self._work = [costs.worker_item_s.at(size) * size * draw for size, (draw, _) in zip(sizes, draws, strict=True)]
         self._uneven = [uneven for _, uneven in draws]

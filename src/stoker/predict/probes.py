@@ -11,9 +11,9 @@ import msgspec
 from stoker.errors import InputError
 from stoker.records import Machine, Record, Setting, Subject, Trial, decode
 
-Kind = Literal["load", "slow", "transport", "step", "crowded", "kept"]
+Kind = Literal["load", "slow", "transport", "step", "crowded", "kept", "single"]
 """What a run was for: loading alone; with a slow consumer; large batches of items kept in memory; steps alone; steps
-beside busy workers; loading with a malloc that keeps what is freed."""
+beside busy workers; loading with a malloc that keeps what is freed; loading without workers, with one thread."""
 
 VERSION = 1
 _ITEM_STAGES = ("read", "decode", "transform", "item")

@@ -62,21 +62,28 @@ def _summary(plan: Plan) -> str:
 
 def _table(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("", "batch", "workers", "predicted", "measured", "runs", "first batch"):
+    differ = len({each.setting.prefetch_factor for each in plan.candidates if each.setting.num_workers}) > 1
+    ahead = ("ahead",) if differ else ()
+    for title in ("", "batch", "workers", *ahead, "predicted", "measured", "runs", "first batch"):
         table.add_column(title, justify="left" if not title else "right", no_wrap=True)
     for each in plan.candidates[:12]:
-        table.add_row(*_cells(plan, each))
+        table.add_row(*_cells(plan, each, ahead=differ))
     return table
 
 
-def _cells(plan: Plan, each: Candidate) -> tuple[str, ...]:
+def _cells(plan: Plan, each: Candidate, *, ahead: bool) -> tuple[str, ...]:
     setting, seen = each.setting, each.measured
-    chosen = (setting.batch_size, setting.num_workers) == (plan.batch_size, plan.num_workers)
+    chosen = (setting.batch_size, setting.num_workers, setting.prefetch_factor) == (
+        plan.batch_size,
+        plan.num_workers,
+        plan.prefetch_factor,
+    )
     label = " ".join(word for word, on in (("plan", chosen), ("current", each == plan.current)) if on)
     return (
         label,
         str(setting.batch_size),
         str(setting.num_workers),
+        *((str(setting.prefetch_factor) if setting.num_workers else "–",) if ahead else ()),
         format_seconds(each.predicted_s),
         format_seconds(seen.total_s) if seen else "did not finish",
         str(len(seen.samples_s)) if seen else "–",

@@ -70,6 +70,7 @@ def _heading(trial: Trial) -> RenderableType:
             (setting.precision, setting.precision != "fp32"),
             ("pinned memory", setting.pin_memory),
             ("persistent workers", setting.persistent_workers),
+            ("out of order", not setting.in_order),
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
             ("cudnn benchmark", setting.cudnn_benchmark),

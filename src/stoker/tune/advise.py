@@ -8,6 +8,7 @@ import msgspec
 from stoker.errors import InputError
 from stoker.measure.keeping import ENVIRONMENT
 from stoker.measure.spans import COMPUTE, Span, steady, whole
+from stoker.predict.batches import waited_for, warm
 from stoker.predict.forecast import Predictor
 from stoker.predict.probes import Probes, facts_of, run_of
 from stoker.records import Record, Setting, Trial, Verdict
@@ -154,6 +155,10 @@ def _settings(predictor: Predictor, setting: Setting, items: int, epochs: int) -
         seen = any(run.num_workers for run in predictor.probes.runs)
         uncounted = "" if seen or not best[1] else " (what starting them takes was not measured)"
         yield f"workers {setting.num_workers} → {best[1]}{uncounted}", best[0]
+    if setting.num_workers:
+        after, ahead = min((seconds(prefetch_factor=ahead), ahead) for ahead in (2, 4, 8))
+        if ahead != setting.prefetch_factor:
+            yield f"prefetch_factor {setting.prefetch_factor} → {ahead}", after
     sizes = {max(1, setting.batch_size // factor) for factor in (2, 4)} | {setting.batch_size * 2}
     after, size = min((seconds(batch_size=size), size) for size in sizes)
     yield f"batch {setting.batch_size} → {size}", after
@@ -165,6 +170,8 @@ def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
     def seconds(using: Predictor, **changes: bool) -> float:
         return using.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
 
+    if setting.num_workers > 1 and setting.in_order:
+        yield "in_order=False, if any order of batches will do", seconds(predictor, in_order=False)
     if epochs > 1 and setting.num_workers and not setting.persistent_workers:
         yield "persistent_workers=True", seconds(predictor, persistent_workers=True)
     costly = [name for name in ("decode", "transform") if predictor.costs.shares.get(name, 0) > 0.1]
@@ -177,6 +184,9 @@ def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
     kept = _kept(predictor.probes)
     if kept is not None and setting.num_workers:
         yield f"let malloc keep memory ({ENVIRONMENT} before python)", seconds(predictor.changed({}, item=kept))
+    single = _single(predictor.probes)
+    if single is not None and not setting.num_workers:
+        yield "load with one thread (torch.set_num_threads(1))", seconds(predictor.changed({}, item=single))
     yield "a device twice as fast", seconds(predictor.changed({"step": 2.0}))
 
 
@@ -187,6 +197,16 @@ def _kept(probes: Probes) -> float | None:
             if (usual.batch_size, usual.num_workers) == (run.batch_size, run.num_workers):
                 pairs = list(zip(run.load_s, usual.load_s, strict=False))[1:]
                 return median(new / max(old, 1e-12) for new, old in pairs) if pairs else None
+    return None
+
+
+def _single(probes: Probes) -> float | None:
+    """What is left of a batch's time without workers if the loop's process has one thread: it collates alone then, and
+    waits for no other to wake. None where that was not probed."""
+    for run in probes.of("single"):
+        usual = [other for other in probes.of("load") if (other.batch_size, other.num_workers) == (run.batch_size, 0)]
+        if usual and warm(run) and warm(usual[0]):
+            return waited_for(run) / max(waited_for(usual[0]), 1e-12)
     return None
 
 

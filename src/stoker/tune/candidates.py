@@ -16,6 +16,9 @@ _SMALLEST, _LARGEST = 8, 512
 _WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FEW_SEEDS, _LOOKED_AT = 3, 16
 """All settings are predicted roughly, and the best of them again with care, which takes a slow core seconds for all."""
+_PREFETCHES, _FURTHER = (4, 8), 6
+_WORTH = 0.03
+"""Loading further ahead is looked at for the best few; it takes memory, so it has to save this much."""
 
 
 class Candidate(Record, frozen=True):
@@ -98,8 +101,11 @@ class Wish(Record, frozen=True):
         return msgspec.structs.replace(self, batch_size=batch_size, current=current)
 
     def is_current(self, setting: Setting | RuledOut) -> bool:
+        """Whether it is what the person has now; of what was ruled out, batch and workers are known."""
         now = self.current
-        return now is not None and (now.batch_size, now.num_workers) == (setting.batch_size, setting.num_workers)
+        if now is None or (now.batch_size, now.num_workers) != (setting.batch_size, setting.num_workers):
+            return False
+        return isinstance(setting, RuledOut) or now.prefetch_factor == setting.prefetch_factor or not now.num_workers
 
     def training_notes(self, mode: Mode, batch_size: int, items: int | None) -> list[str]:
         """What another batch does to training, said where it was not fixed."""
@@ -130,10 +136,13 @@ def candidates_of(
         pairs.append((wish.current.batch_size, wish.current.num_workers))
     for size, workers in dict.fromkeys(pairs):
         setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
-        now = wish.is_current(setting)
+        now = wish.current is not None and (wish.current.batch_size, wish.current.num_workers) == (size, workers)
         if now and wish.current is not None:
             setting = msgspec.structs.replace(setting, prefetch_factor=wish.current.prefetch_factor)
         broken = ruled_out(setting, item_bytes, bounds)
+        if broken is not None and not now and broken.bound in _BY_PREFETCH:
+            setting = msgspec.structs.replace(setting, prefetch_factor=1)
+            broken = ruled_out(setting, item_bytes, bounds) and broken
         if broken is not None:
             out.append(broken)
         if broken is None or (now and broken.bound == "CPUs"):
@@ -143,7 +152,29 @@ def candidates_of(
         same = wish.current is not None and each.setting.batch_size == wish.current.batch_size
         if place < _LOOKED_AT or same:
             found[place] = candidate_of(each.setting, wish, predictor, objective, asked_for=each.asked_for)
-    return sorted(found, key=lambda each: each.predicted_s), out
+    found.sort(key=lambda each: each.predicted_s)
+    further = [_further(each, wish, predictor, objective, bounds, item_bytes) for each in found[:_FURTHER]]
+    return sorted([*found, *filter(None, further)], key=lambda each: each.predicted_s), out
+
+
+_BY_PREFETCH = ("/dev/shm", "host memory", "file descriptors")
+"""Bounds that workers may keep by loading only one batch ahead."""
+
+
+def _further(
+    near: Candidate, wish: Wish, predictor: Predictor, objective: Objective, bounds: Bounds, item_bytes: float
+) -> Candidate | None:
+    """The same with workers that load further ahead, where that is predicted to pay: a batch that takes long then keeps
+    fewer others waiting. The least of those that bring about as much."""
+    best: Candidate | None = None
+    for ahead in _PREFETCHES if near.setting.num_workers else ():
+        setting = msgspec.structs.replace(near.setting, prefetch_factor=ahead)
+        if ahead <= near.setting.prefetch_factor or ruled_out(setting, item_bytes, bounds) is not None:
+            continue
+        found = candidate_of(setting, wish, predictor, objective, asked_for=near.asked_for)
+        if found.predicted_s < (best or near).predicted_s * (1 - _WORTH):
+            best = found
+    return best
 
 
 def _bearable(item_bytes: float, bounds: Bounds, least: int) -> int | None:

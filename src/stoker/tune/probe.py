@@ -1,6 +1,7 @@
 """Measures what a prediction needs: a few short runs of the real loop, over the same items, within a budget.
 
-Loading is probed with no step behind it, so that what the device costs and what the loader costs stay apart.
+Loading is probed with no step behind it, so that what the device costs and what the loader costs stay apart; but where
+a process without workers sleeps through its step, as then its threads do too, and have to be woken to collate.
 """
 
 import math
@@ -93,8 +94,10 @@ class _Prober:
         self._runs: list[Run] = []
         self._notes: list[str] = []
         self._subject: Subject | None = None
+        self._looked: Trial | None = None
         self._items: int | None = None
         self._item_s = 0.0
+        self._step_s: dict[int, float] = {}
         self._warmed = 0
         self._disturbed = 0
         self._failed_step: Trial | None = None
@@ -108,14 +111,17 @@ class _Prober:
         small, *rest = self._clamped()
         middle, large = (rest[0] if rest else small), (rest[-1] if rest else small)
         yield from self._warm_up(small, middle, large)
-        yield from self._loading(middle)
-        yield from self._steps(small, middle, large)
+        parts = [self._loading(middle), self._steps(small, middle, large)]
+        for part in reversed(parts) if self._sleeps else parts:  # loading without workers has the sleep in it then
+            yield from part
         yield from self._crowds(middle)
         yield from self._other_sizes(small, middle, large)
         yield from self._slow_consumers(small, middle, large)
         yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))  # is the machine as fast as before?
         if can_keep_memory():
             yield from self._keep("kept", middle, 1, batches=self._sent(middle, 4))
+        if self._subject is not None and self._subject.device != "cpu" and self._cores > 1:
+            yield from self._alone(middle, 4, "single")  # a step on the CPU needs them all
         return self._probes()
 
     def _clamped(self) -> list[int]:
@@ -136,7 +142,7 @@ class _Prober:
         self._began = perf_counter()  # what came before was importing and opening, not probing
         self._subject, self._items = trial.workload, trial.workload.items
         self._facts = facts_of(trial.machine or inspect())
-        self._item_s = _item_s(trial)
+        self._item_s, self._looked = _item_s(trial), trial
         self._item_bytes = max(trial.workers.batch_bytes, default=0) / max(trial.timeline.items)
         if self._items is None and self._needs_length:
             raise InputError(NO_LENGTH)
@@ -150,7 +156,6 @@ class _Prober:
         How many those are depends on how quick an item is once it lies there, so a second pass may have to follow.
         """
         cores = self._bearable(middle, self._cores)
-        before = self._item_s
         batches = max(4, -(-large // middle), 3 * cores)
         trial = yield self._job(middle, cores, batches=batches)
         if trial.outcome != "done" and cores:
@@ -169,26 +174,36 @@ class _Prober:
         if more > self._warmed:
             trial = yield self._job(middle, cores, batches=-(-more // middle))
             self._warmed = sum(trial.timeline.items) if trial.outcome == "done" else self._warmed
-        if before > 2 * self._item_s:
+        times = _times_as_long(self._looked, again)
+        if times > 2:
             self._notes.append(
-                f"the first items took {before / self._item_s:.1f} times as long as when read again: "
+                f"the first items took {times:.1f} times as long as when read again: "
                 "predictions are for files in the page cache"
             )
 
     def _loading(self, middle: int) -> Talk[None]:
         """No worker and one, over the same items: the first batch apart, then warm ones."""
-        yield from self._keep("load", middle, 0, batches=self._batches(middle, 4))
+        yield from self._alone(middle, 4)
         yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))
+
+    def _alone(self, size: int, least: int, kind: Kind = "load") -> Talk[None]:
+        """No worker; with its sleep where the step is one."""
+        step_s = self._step_s.get(size, 0.0) if self._sleeps else 0.0
+        count = self._batches(size, least, self._item_s * size + step_s)
+        if step_s and count * step_s <= _LONG_SHARE * self._budget_s:
+            yield from self._keep(kind, size, 0, batches=count, nap_s=None)
+        else:
+            yield from self._keep(kind, size, 0, batches=self._batches(size, least))
 
     def _other_sizes(self, small: int, middle: int, large: int) -> Talk[None]:
         """The same at two other sizes; the large one first, as it tells more."""
         if large != middle and self._item_s * large * 3 <= _LONG_SHARE * self._budget_s:
             yield from self._keep("load", large, 1, batches=self._sent(large, 3))
-            yield from self._keep("load", large, 0, batches=self._batches(large, PINNED_AT_ONCE + 1))
+            yield from self._alone(large, PINNED_AT_ONCE + 1)
         elif large != middle:
             yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
         if small != middle:
-            yield from self._keep("load", small, 0, batches=self._batches(small, 8))
+            yield from self._alone(small, 8)
             yield from self._keep("load", small, 1, batches=self._sent(small, 12))
 
     def _crowds(self, middle: int) -> Talk[None]:
@@ -250,7 +265,8 @@ class _Prober:
             yield from self._keep("step", size, 0, batches=max(2, count), repeats=KEPT_ITEMS, memory=True)
             last = self._runs[-1]
             if (last.kind, last.batch_size) == ("step", size):
-                each_s = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1]) / size
+                self._step_s[size] = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1])
+                each_s = self._step_s[size] / size
         if self._subject is not None and self._subject.device == "cpu":
             cores = self._cores
             yield from self._keep("crowded", small, cores, batches=self._affordable(3 * each_s * small, most=16) or 2)
@@ -265,7 +281,7 @@ class _Prober:
         workers: int,
         *,
         batches: int,
-        nap_s: float = 0.0,
+        nap_s: float | None = 0.0,
         repeats: int | None = None,
         memory: bool = False,
     ) -> Talk[None]:
@@ -280,7 +296,7 @@ class _Prober:
             self._on_event("build", {"what": f"probing batch {size}, {format_workers(workers)}", "done": 0, "of": 0})
         real = kind in ("step", "crowded")
         job = self._job(size, workers, batches, nap_s=None if real else nap_s, repeats=repeats, memory=memory)
-        job = msgspec.structs.replace(job, keeps_memory=kind == "kept")
+        job = msgspec.structs.replace(job, keeps_memory=kind == "kept", threads=1 if kind == "single" else None)
         trial = yield job
         for _ in range(_TRIES - 1):
             if self._spent() or not (disturbed(trial) or trial.outcome == "timed_out"):
@@ -331,6 +347,10 @@ class _Prober:
         return loads >= wanted and any(run.kind == "step" for run in self._runs)
 
     @property
+    def _sleeps(self) -> bool:
+        return self._subject is not None and self._subject.device.startswith("sleep")
+
+    @property
     def _cores(self) -> int:
         return max(1, math.floor(self._facts.usable_cores))
 
@@ -379,6 +399,18 @@ def _item_s(trial: Trial) -> float:
     line = trial.timeline
     later = range(len(line.items) // 2, len(line.items))
     return median((line.got_s[place] - line.asked_s[place]) / max(1, line.items[place]) for place in later)
+
+
+def _times_as_long(first: Trial | None, again: Trial) -> float:
+    """How much longer a batch took than the same items did later; the very first also makes memory and caches."""
+    if first is None or first.outcome != "done" or again.outcome != "done":
+        return 1.0
+    one, other = (
+        [got - asked for asked, got in zip(trial.timeline.asked_s, trial.timeline.got_s, strict=True)]
+        for trial in (first, again)
+    )
+    pairs = list(zip(one, other, strict=False))[1:]
+    return median(before / max(after, 1e-9) for before, after in pairs) if pairs else 1.0
 
 
 def _quicker(one: Trial, other: Trial) -> Trial:

@@ -12,7 +12,8 @@ from stoker.units import format_workers
 
 
 def named(setting: Setting) -> str:
-    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}"
+    ahead = f", {setting.prefetch_factor} ahead" if setting.num_workers and setting.prefetch_factor != 2 else ""
+    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}{ahead}"
 
 
 def unfinished(trials: Sequence[Trial]) -> list[Trial]:
