@@ -55,10 +55,13 @@ from stoker.tune.plan import Plan, tune
 
 FIXED, DEFAULT = (128, 8), (128, 0)
 TRIES = 3
-CLOSE = 0.1
+CLOSE, SURE = 0.1, 0.015
+"""Cells this near to the best are judged more often: until each is known to lie so much apart from it, give or take."""
+MOST_TURNS = 20
 AGAIN = ("again", "again 2", "again 3")
 RUNS = ("grid", *AGAIN, "judge")
-Cell = tuple[int, int]
+Cell = tuple[int, ...]
+"""Batch size and workers, and how far ahead these load where that is not 2."""
 
 
 class Case(NamedTuple):
@@ -200,8 +203,13 @@ def once_more(case: Case, kept: Kept, cells: list[Cell], rounds: tuple[str, ...]
 
 
 def left(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> list[Cell]:
-    done = {(row["batch"], row["workers"]) for row in kept.of(case, phase)}
+    done = set(map(cell_of, kept.of(case, phase)))
     return [cell for cell in cells if cell not in done]
+
+
+def cell_of(row: dict[str, Any]) -> Cell:
+    ahead = row.get("prefetch", 2)
+    return (row["batch"], row["workers"], ahead) if row["workers"] and ahead != 2 else (row["batch"], row["workers"])
 
 
 def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
@@ -217,17 +225,18 @@ def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
 
 
 def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
-    """The choices of all planners and the grid's best three, in turns; twice as often where two are within 10 %.
+    """The choices of all planners and the grid's best three, in turns; those near the best until it is known how near.
 
-    How a process' memory lies favours some cells for as long as it lives: each turn has a process of its own. What took
-    twice the best or more in the grid is not run again: its run there counts.
+    When enough is known goes by how runs differ, not by who wins. How a process' memory lies favours some cells for as
+    long as it lives: each turn has a process of its own. What took twice the best or more in the grid is not run again:
+    its run there counts.
     """
-    in_grid = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
+    in_grid = {cell_of(row): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
     chosen = {cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3))
     hopeless = {cell for cell in chosen & in_grid.keys() if in_grid[cell] > 2 * min(in_grid.values())}
     turns = sorted(chosen - hopeless)
-    for repeat in range(2 * repeats):
-        due = [cell for cell in turns if is_due(case, kept, cell, repeat, repeats)]
+    for repeat in range(MOST_TURNS if case.device != "cuda" else 2 * repeats):
+        due = due_in(turns, judged(case, kept), repeat, repeats)
         if not due or kept.out_of_time:
             continue
         yield from warm_up(case, fresh=True)
@@ -236,13 +245,25 @@ def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
                 yield from one(case, kept, "judge", cell)
 
 
-def is_due(case: Case, kept: Kept, cell: Cell, repeat: int, repeats: int) -> bool:
-    """Whether a cell is run in this turn, by what was seen in those before it."""
-    seen = judged(case, kept)
-    done = seen.get(cell, [])
-    best = min((median(values) for values in seen.values()), default=0.0)
-    far = median(done) / best - 1 if done and best else 0.0
-    return len(done) <= repeat < (repeats if far > CLOSE else 2 * repeats) and far < 1
+def due_in(cells: list[Cell], seen: dict[Cell, list[float]], turn: int, repeats: int) -> list[Cell]:
+    """Who is run in this turn, by what was seen in those before it."""
+    best = min(seen, key=lambda cell: median(seen[cell]), default=None)
+    if best is None:
+        return cells
+    far = {cell: median(seen[cell]) / median(seen[best]) - 1 for cell in cells if cell in seen}
+    if turn < 2 * repeats:
+        due = [cell for cell in cells if far.get(cell, 0.0) < (1 if turn < repeats else CLOSE)]
+    else:
+        near = [cell for cell in cells if far.get(cell, 1.0) < CLOSE]
+        due = near if any(unsure(seen[cell], seen[best]) > SURE for cell in near if cell != best) else []
+    return [cell for cell in due if len(seen.get(cell, [])) <= turn]
+
+
+def unsure(ours: list[float], theirs: list[float]) -> float:
+    """The standard error of the middle of two cells' ratios."""
+    ratios = [one / other for one, other in zip(ours, theirs, strict=False)]
+    apart = 1.4826 * median(abs(ratio - median(ratios)) for ratio in ratios)
+    return float(1.2533 * apart / len(ratios) ** 0.5)
 
 
 def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
@@ -250,7 +271,7 @@ def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
     seen: dict[Cell, list[float]] = {}
     for row in kept.of(case, "judge"):
         if row["outcome"] == "done":
-            seen.setdefault((row["batch"], row["workers"]), []).append(row["total_s"])
+            seen.setdefault(cell_of(row), []).append(row["total_s"])
     return seen
 
 
@@ -273,10 +294,9 @@ def warm_up(case: Case, *, fresh: bool = False) -> Talk[None]:
 
 def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
     """One run of one cell in a calm moment; once or twice more where others were in its way all the same."""
-    size, count = cell
-    job = Job(
-        setting=Setting(batch_size=size, num_workers=count), extent=Extent(batches=-(-case.items // size), warmup=0)
-    )
+    size, count, *ahead = cell
+    setting = Setting(batch_size=size, num_workers=count, prefetch_factor=ahead[0] if ahead else 2)
+    job = Job(setting=setting, extent=Extent(batches=-(-case.items // size), warmup=0))
     for left in reversed(range(TRIES)):
         wait_for_calm(case)
         speed_ms = yardstick_ms()
@@ -327,6 +347,7 @@ def row_of(case: Case, phase: str, cell: Cell, trial: Trial) -> dict[str, Any]:
         "phase": phase,
         "batch": cell[0],
         "workers": cell[1],
+        **({"prefetch": cell[2]} if len(cell) > 2 else {}),
         "outcome": trial.outcome,
         "total_s": trial.total_s,
         "first_s": trial.timeline.got_s[0] if trial.timeline.got_s else None,
@@ -355,6 +376,7 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         phase="tune",
         batch=plan.batch_size,
         workers=plan.num_workers,
+        prefetch=plan.prefetch_factor,
         seconds=plan.seconds,
         probe_s=plan.probe_s,
         predicted_s=plan.predicted.total_s if plan.predicted else None,
@@ -375,6 +397,7 @@ def candidates(plan: Plan) -> list[dict[str, Any]]:
         {
             "batch": each.setting.batch_size,
             "workers": each.setting.num_workers,
+            "prefetch": each.setting.prefetch_factor,
             "predicted_s": each.predicted_s,
             "samples_s": list(each.measured.samples_s) if each.measured else [],
         }
@@ -407,7 +430,7 @@ def predictions(case: Case, probes: Probes, cells: list[Cell]) -> list[dict[str,
 def best_cells(case: Case, kept: Kept, count: int) -> list[Cell]:
     rows = [row for row in kept.of(case, "grid") if row["outcome"] == "done"]
     rows.sort(key=lambda row: row["total_s"])
-    return [(row["batch"], row["workers"]) for row in rows[:count]]
+    return [cell_of(row) for row in rows[:count]]
 
 
 def choices(case: Case, kept: Kept) -> dict[str, Cell | None]:
@@ -415,7 +438,7 @@ def choices(case: Case, kept: Kept) -> dict[str, Cell | None]:
     plan = kept.of(case, "tune")[0]
     best = best_cells(case, kept, 1)
     return {
-        "tune": (plan["batch"], plan["workers"]),
+        "tune": cell_of(plan),
         "grid, run once": best[0] if best else None,
         "thesis": thesis_choice(case, kept, plan),
         "fixed 128, 8": FIXED,
@@ -448,17 +471,23 @@ def regrets(case: Case, kept: Kept) -> dict[str, float]:
     slower between turns, and then does so for both. One that was hopeless in the grid, and so not run again, by its run
     there.
     """
+    return {name: share for name, (share, _) in losses(case, kept).items()}
+
+
+def losses(case: Case, kept: Kept) -> dict[str, tuple[float, float | None]]:
+    """The regrets, and how sure each is: the standard error of what it lost, where it was run in turns."""
     seen = judged(case, kept)
     if not seen:
         return {}
     best = min(median(values) for values in seen.values())
-    in_grid = {(row["batch"], row["workers"]): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
-    found = {}
+    in_grid = {cell_of(row): row["total_s"] for row in kept.of(case, "grid") if row["total_s"]}
+    found: dict[str, tuple[float, float | None]] = {}
     for name, cell in choices(case, kept).items():
         if cell in seen:
-            found[name] = max(_beside(seen[cell], seen[each]) for each in seen) - 1
+            winner = max(seen, key=lambda each: _beside(seen[cell], seen[each]))
+            found[name] = _beside(seen[cell], seen[winner]) - 1, unsure(seen[cell], seen[winner])
         elif cell in in_grid:
-            found[name] = in_grid[cell] / best - 1
+            found[name] = in_grid[cell] / best - 1, None
     return found
 
 
@@ -471,11 +500,11 @@ def errors(case: Case, kept: Kept, anew: Probes | None = None) -> Iterator[dict[
     interval. As it was told then, or `anew`, as it is told now from the same probes."""
     for plan in kept.of(case, "tune"):
         cells = plan["cells"] if anew is None else predictions(case, anew, case.cells)
-        told = {(row["batch"], row["workers"]): row for row in cells}
+        told: dict[Cell, dict[str, Any]] = {cell_of(row): row for row in cells}
         runs: dict[Cell, list[dict[str, Any]]] = {}
         for row in kept.of(case, *RUNS):
             if row["outcome"] == "done":
-                runs.setdefault((row["batch"], row["workers"]), []).append(row)
+                runs.setdefault(cell_of(row), []).append(row)
         for cell in runs.keys() & told.keys():
             found = told[cell]
             yield {
@@ -520,6 +549,7 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
             {
                 "case": case.name,
                 "regret": regrets(case, kept),
+                "unsure": {name: error for name, (_, error) in losses(case, kept).items()},
                 "choices": {name: list(cell) if cell else None for name, cell in choices(case, kept).items()},
                 "errors": [round(each["error"], 4) for each in found],
                 "covered": [value for each in found for value in each["covered"]],
@@ -536,7 +566,7 @@ def summary(cases: list[Case], kept: Kept) -> list[dict[str, Any]]:
                 "cells_of": len(case.cells),
                 "grid_s": grid_s,
                 "whole_grid_s": grid_s + rest_s,
-                "judged": {f"{size}, {count}": values for (size, count), values in judged(case, kept).items()},
+                "judged": {", ".join(map(str, cell)): values for cell, values in judged(case, kept).items()},
                 "tune_s": plan["seconds"],
                 "keeps_memory": plan.get("keeps_memory", False),
             }
