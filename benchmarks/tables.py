@@ -268,13 +268,19 @@ def regret(machine: str) -> Callable[[], str]:
     def made() -> str:
         found = [row for row in rows(machine, "regret") if row["regret"]]
         head = ["workload", *PLANNERS]
-        lines = [[row["case"], *(_share(row["regret"].get(name)) for name in PLANNERS)] for row in found]
+        lines = [[row["case"], *(_lost(row, name) for name in PLANNERS)] for row in found]
         for label, middle in (("mean", fmean), ("worst", max)):
             values = [[row["regret"][name] for row in found if name in row["regret"]] for name in PLANNERS]
             lines.append([f"**{label}**", *(_share(middle(each)) if each else "–" for each in values)])
         return table(head, lines)
 
     return made
+
+
+def _lost(row: dict[str, Any], name: str) -> str:
+    """A regret, with its standard error where the choice was run in turns and lost any."""
+    lost, error = row["regret"].get(name), row.get("unsure", {}).get(name)
+    return _share(lost) + (f" ± {100 * error:.1f}" if lost and error else "")
 
 
 def forecast(machine: str, *earlier: str) -> Callable[[], str]:
@@ -348,6 +354,33 @@ def a5000() -> str:
     return table(head, lines)
 
 
+def uneven() -> str:
+    """What loading ahead and out of order brings where a few items are slow, measured and predicted."""
+    head = ["items", "setting", "measured", "to 2 ahead", "predicted", "to 2 ahead"]
+    names = {"waits": "that wait", "computes": "that compute"}
+    lines = []
+    for row in rows("two-cores", "uneven"):
+        low, middle, high = row["ratio"]
+        what = f"{names[row['items']]}, {row['workers']} workers"
+        spread = "1" if row["setting"] == "2 ahead" else f"{middle:.2f} ({low:.2f} – {high:.2f})"
+        told = f"{row['predicted_s']:.1f} s ({row['interval_s'][0]:.1f} – {row['interval_s'][1]:.1f})"
+        times = [f"{median(row['runs_s']):.1f} s", spread, told, f"{row['predicted_ratio']:.2f}"]
+        lines.append([what, row["setting"], *times])
+    return table(head, lines)
+
+
+def threads() -> str:
+    """A loop without workers with one thread, against torch's number of them."""
+    found = rows("two-cores", "threads")
+    sizes = sorted({row["batch"] for row in found})
+    cases = dict.fromkeys((row["data"], row["device"]) for row in found)
+    lines = []
+    for data, device in cases:
+        mine = {row["batch"]: row["ratio"] for row in found if (row["data"], row["device"]) == (data, device)}
+        lines.append([f"{data}, {device}", *("{1:.2f} ({0:.2f} – {2:.2f})".format(*mine[size]) for size in sizes)])
+    return table(["loop", *(f"batch {size}" for size in sizes)], lines)
+
+
 def decode() -> str:
     found = json.loads((RESULTS / "two-cores" / "decode.json").read_text(encoding="utf-8"))
     head = ["images", "files", "mean size", "decode and transform, an image"]
@@ -378,6 +411,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "agreement": agreement,
     "decode": decode,
     "a5000": a5000,
+    "uneven": uneven,
+    "threads": threads,
     "regret-two-cores": regret("two-cores"),
     "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 9))),
     "regret-h200": regret("h200"),

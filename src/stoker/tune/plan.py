@@ -21,7 +21,8 @@ from stoker.tune.constrain import Bounds, RuledOut, bounds_of
 from stoker.tune.contest import Told, contend, everything, knee, thesis
 from stoker.tune.limit import Limit, limit
 from stoker.tune.objective import Measured, Objective
-from stoker.tune.probe import probing, unusable
+from stoker.tune.probe import probing
+from stoker.tune.probe_runs import unusable
 from stoker.tune.remarks import budget_notes, choice_notes, named, run_notes, stream_notes, unfinished
 from stoker.workload.definition import Workload
 

@@ -7,7 +7,7 @@ from stoker.records import Setting, Trial
 from stoker.tune.candidates import Candidate, Wish
 from stoker.tune.constrain import RuledOut
 from stoker.tune.contest import KNEE, why_not_the_quickest
-from stoker.tune.probe import why
+from stoker.tune.probe_runs import why
 from stoker.units import format_workers
 
 
