@@ -1,4 +1,4 @@
-"""A loop without workers whose step sleeps: what torch's threads cost it, as they sleep too and have to be woken to collate.
+"""A loop without workers whose step sleeps: what torch's threads cost it, as they sleep too and have to be woken.
 
 python benchmarks/threads.py
 

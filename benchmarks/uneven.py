@@ -116,9 +116,8 @@ def main() -> None:
     for before, row in pairwise([None, *rows]):
         assert row is not None
         if before is None or before["items"] != row["items"]:
-            say(
-                f"{row['items']}, {row['workers']} workers, at least {row['least_s']:.1f} s; {row['probed_items']} probed"
-            )
+            least = f"at least {row['least_s']:.1f} s; {row['probed_items']} items probed"
+            say(f"{row['items']}, {row['workers']} workers, {least}")
         low, middle, high = row["ratio"]
         measured = f"{median(row['runs_s']):6.2f} s  {middle:.2f} ({low:.2f} - {high:.2f})"
         say(f"  {row['setting']:24s}{measured}   predicted {row['predicted_s']:6.2f} s  {row['predicted_ratio']:.2f}")
