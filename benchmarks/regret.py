@@ -75,7 +75,7 @@ class Case(NamedTuple):
     batches: tuple[int, ...]
     workers: tuple[int, ...]
     extra: tuple[Cell, ...] = ()
-    budget_s: float = 15.0
+    budget_s: float = 12.0
     whole: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
