@@ -100,9 +100,15 @@ def test_one_thread_is_advised_where_it_was_seen_to_help(probes: Probes) -> None
     assert told(0.4, 1) == [], "workers have one thread as it is"
 
 
-def test_items_that_differ_are_not_taken_for_cold_ones() -> None:
-    found = probe(f"{HERE.parent / 'odd.py'}:uneven", batch_sizes=(4, 8), device="sleep:1ms", mode="infer", budget_s=2)
+def test_items_that_differ_are_probed_in_greater_number_and_not_taken_for_cold_ones() -> None:
+    odd = HERE.parent / "odd.py"
+    found = probe(f"{odd}:uneven", batch_sizes=(4, 8), device="sleep:1ms", mode="infer", budget_s=20)
     assert not [note for note in found.notes if "read again" in note]
+    first, *_, last = [run for run in found.of("load") if (run.batch_size, run.num_workers) == (8, 1)]
+    assert sum(last.items) > 1.5 * sum(first.items)
+    assert Predictor(found).costs.sampled == sum(last.items)
+    alike = probe(f"{odd}:three_items", batch_sizes=(1, 2), device="sleep:1ms", mode="infer", budget_s=5)
+    assert max(sum(run.items) for run in alike.of("load")) <= 3
 
 
 def test_probes_read_back_as_they_were(probes: Probes) -> None:

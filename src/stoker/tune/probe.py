@@ -6,7 +6,7 @@ a process without workers sleeps through its step, as then its threads do too, a
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median, pstdev
 from time import perf_counter
 
 from stoker.errors import InputError
@@ -16,6 +16,7 @@ from stoker.measure.keeping import can_keep_memory
 from stoker.measure.trial import Named, OnEvent
 from stoker.predict.batches import PINNED_AT_ONCE
 from stoker.predict.forecast import NO_LENGTH
+from stoker.predict.items import per_item
 from stoker.predict.probes import Kind, Probes, facts_of
 from stoker.records import Mode, Setting, Trial
 from stoker.tune.probe_runs import ProbeRuns, unusable, why
@@ -26,6 +27,8 @@ DEFAULT_BUDGET_S = 30.0
 _RUN_S, _MOST_BATCHES = 0.4, 48
 _WARM_SHARE = 0.15
 """Of the budget, what may be spent on reading the items that the probes go over for the first time."""
+_SAMPLING = 0.04
+"""What the mean of the items that are probed may be off by, about, before more of them are."""
 _LONG_SHARE = 0.12
 """A run that would take more than this share of the budget is made smaller, or done with items kept in memory."""
 
@@ -83,7 +86,7 @@ class _Prober(ProbeRuns):
         yield from self._crowds(middle)
         yield from self._other_sizes(small, middle, large)
         yield from self._slow_consumers(small, middle, large)
-        yield from self._keep("load", middle, 1, batches=self._sent(middle, 4))  # is the machine as fast as before?
+        yield from self._again(middle)
         if can_keep_memory():
             yield from self._keep("kept", middle, 1, batches=self._sent(middle, 4))
         if self._subject is not None and self._subject.device != "cpu" and self._cores > 1:
@@ -177,6 +180,32 @@ class _Prober(ProbeRuns):
         cores = self._cores
         for count in dict.fromkeys(count for count in (cores, cores // 2) if count > 1):
             yield from self._keep("load", middle, count, batches=self._batches(middle, 3 * count))
+
+    def _again(self, middle: int) -> Talk[None]:
+        """One of the first runs again: is the machine as fast as before? Where items differ so much that their mean is
+        not known yet, over more of them, which are read for nobody's account before."""
+        batches = self._sent(middle, 4)
+        more = self._unsampled() // middle
+        if more > batches:
+            cores = self._bearable(middle, self._cores)
+            trial = yield self._job(middle, cores, batches=more)
+            batches = more if trial.outcome == "done" else batches
+        yield from self._keep("load", middle, 1, batches=batches)
+
+    def _unsampled(self) -> int:
+        """How many items would have to be probed for their mean to be known; as many as the budget and the set have."""
+        loads = [run for run in self._runs if run.kind == "load" and run.num_workers < 2]
+        most = max(loads, key=lambda run: sum(run.items), default=None)
+        if most is None or self._spent():
+            return 0
+        times = per_item(most)
+        times = times[most.items[0] :] or times  # the first batch is cold
+        mean = fmean(times)
+        error = pstdev(times) / max(mean, 1e-12) / len(times) ** 0.5
+        if error <= _SAMPLING:
+            return 0
+        affordable = int(_LONG_SHARE * self._budget_s / max(mean, 1e-9))
+        return min(int(len(times) * (error / _SAMPLING) ** 2), affordable, self._items or affordable)
 
     def _slow_consumers(self, small: int, middle: int, large: int) -> Talk[None]:
         """Those that let batches wait."""
