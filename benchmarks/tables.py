@@ -414,7 +414,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "uneven": uneven,
     "threads": threads,
     "regret-two-cores": regret("two-cores"),
-    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 9))),
+    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 11))),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),

@@ -121,7 +121,7 @@ class Predictor:
         """Relative: what the probes' own replay missed or the noise of any run, what resampled items differ by, and how
         much faster or slower the machine became while it was probed."""
         centre = median(totals)
-        spread = (max(totals) - min(totals)) / max(centre, 1e-12)
+        spread = (max(totals) - min(totals)) / 2 / max(centre, 1e-12)
         return min(0.9, float(np.linalg.norm([max(least, 1.5 * self.residual), spread, self.drift])))
 
 
@@ -148,14 +148,20 @@ def items_of(probes: Probes) -> int:
 
 
 def _residual(costs: Costs, probes: Probes) -> float:
-    """How far off the replay of the probes' own loading runs is, relative, for four in five of them."""
+    """How far off the replay of the probes' own loading runs is, relative, for four in five of them.
+
+    What that may be by chance, as the replay draws other items than the run had, is taken off.
+    """
     quiet = replace(costs, step=Step())
+    differ = float(costs.spread.std() / max(costs.spread.mean(), 1e-12))
     misses = []
     for run in probes.of("load"):
         seen = simulate(quiet, _setting(run), Load(items=sum(run.items)))
         steps = (done - got for got, done in zip(run.got_s, run.done_s, strict=True))
         loading = run.total_s - (0.0 if run.num_workers else sum(steps))
-        misses.append(abs(seen.total_s / loading - 1) if loading > 0 else 0.0)
+        miss = seen.total_s / loading - 1 if loading > 0 else 0.0
+        by_chance = differ / math.sqrt(len(run.items) if costs.by_batch else sum(run.items))
+        misses.append(math.sqrt(max(0.0, miss**2 - by_chance**2)))
     return float(np.quantile(misses, 0.8)) if misses else 0.0
 
 
