@@ -178,6 +178,25 @@ def test_what_a_crowd_costs_is_not_counted_as_cold_too() -> None:
     assert costs.cold_s.at(4) == pytest.approx(0.020), "twenty milliseconds for one worker, and for one of eight"
 
 
+@pytest.mark.parametrize(("lost", "times"), [(0.0, 1.0), (0.2, 1.25), (0.5, 2.0), (3.0, 2.0)])
+def test_a_step_on_the_cpu_slows_down_as_it_was_seen_to_beside_workers(lost: float, times: float) -> None:
+    step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.100,) * 12)
+    beside = run(1, 0.009, kind="crowded")
+    spans = [
+        (began, began + 0.1 + lost * (ended - began))
+        for began, ended in zip(beside.began_s, beside.ended_s, strict=True)
+    ]
+    # Each batch loads while one step goes on, and no other.
+    got = tuple(0.2 * place for place in range(12))
+    done = tuple(start + until - began for start, (began, until) in zip(got, spans, strict=True))
+    loads = {"began_s": got, "ended_s": tuple(start + 0.04 for start in got)}
+    beside = msgspec.structs.replace(beside, got_s=got, done_s=done, **loads)
+    made = probes(run(0, 0.010), run(1, 0.010), step, beside, cores=2)
+    made = msgspec.structs.replace(made, subject=msgspec.structs.replace(made.subject, device="cpu"))
+    assert fit(made).step.crowded == pytest.approx(times)
+    assert fit(made).step.threads == 2
+
+
 def test_batches_that_malloc_never_keeps_cost_as_the_larger_probe_did() -> None:
     def inline(batch: int, waited_s: float) -> Run:
         made = run(0, 0.001, batch=batch, batches=4)

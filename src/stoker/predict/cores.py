@@ -35,13 +35,16 @@ class Cores:
         self._team = (max(seconds, 0.0), threads, then)
 
     def _rate(self, jobs: int, threads: int) -> tuple[float, float]:
-        """Of a job, and of the step's team: equal shares, slowed by what busy cores cost each other."""
+        """Of a job, and of the step's team: equal shares, slowed by what busy cores cost each other. A team that has a
+        thread on every core shares one with each job."""
         found = self._rates.get((jobs, threads))
         if found is None:
             wanted = jobs + threads
-            share = min(1.0, self._cores / wanted) if wanted else 1.0
-            busy = min(1.0, jobs / self._cores)
-            team = 1 / (1 + (self._costs.step.crowded - 1) * busy)
+            share, team = (min(1.0, self._cores / wanted) if wanted else 1.0), 1.0
+            if jobs and threads and wanted > self._cores:
+                most = max(1.0, jobs / self._cores)  # on the fullest core, whose thread all others of the team wait for
+                team = 1 / (1 + (self._costs.step.crowded - 1) * most)
+                share = min(share, 1 / (1 + most)) if threads >= self._cores else share
             found = share / self._costs.slow(max(1.0, min(wanted, self._cores))), team
             self._rates[jobs, threads] = found
         return found

@@ -59,7 +59,7 @@ def table(points: dict[int, list[float]], middle: Callable[[Iterable[float]], fl
 class Step:
     """The consumer. `host_s` is what the loop's own process spends on a batch, `device_s` what the device does.
 
-    A step that computes on the CPU has `threads` and slows down by `crowded` when workers keep every core busy. One
+    A step that computes on the CPU has `threads`, and is `crowded` times slower while workers load beside it. One
     that sleeps comes back `late_s` later while workers compute. On a GPU the host runs up to `ahead` steps before the
     device.
     """

@@ -20,9 +20,9 @@ def step_of(probes: Probes) -> Step:
     if kind == "cuda":
         return Step(host_s=_launch(runs), device_s=device, asynchronous=True, ahead=_ahead(runs))
     if kind == "cpu":
-        crowded = [fmean(_busy_steps(run)) / max(host.at(run.batch_size), 1e-9) for run in probes.of("crowded")]
+        crowded = [_crowded(run, host) for run in probes.of("crowded")]
         threads = max(1, round(probes.machine.usable_cores))
-        return Step(host_s=host, threads=threads, crowded=max(1.0, fmean(crowded)) if crowded else 1.0)
+        return Step(host_s=host, threads=threads, crowded=fmean(crowded) if crowded else 1.0)
     return Step(host_s=host, late_s=_late(probes.of("slow")))
 
 
@@ -61,9 +61,25 @@ def _ahead(runs: Sequence[Run]) -> int:
     return most
 
 
-def _busy_steps(run: Run) -> list[float]:
-    """Steps that ran while workers still had batches to load."""
-    hosts = _host(run)
-    last = max(run.ended_s, default=0.0)
-    busy = [seconds for seconds, done in zip(hosts, run.done_s, strict=True) if done <= last]
-    return busy[1:] or busy or hosts
+_SHARED = 0.5
+"""A thread of a step that shares its core with a worker has half of it. Where steps seem to have less, it was a bad
+moment: with few steps to go by, one of them decides."""
+
+
+def _crowded(run: Run, host: Table) -> float:
+    """How many times slower a step is while a worker loads, by what steps lost for each second that they had one beside
+    them: 1 for a step that only waits, 2 for one that computes on all cores."""
+    steps = list(zip(run.got_s, run.done_s, strict=True))
+    beside = [_beside(run, got, done) for got, done in steps]
+    alone_s = host.at(run.batch_size)
+    lost_s = sum(done - got - alone_s for (got, done), shared_s in zip(steps, beside, strict=True) if shared_s)
+    return 1 / min(1.0, max(_SHARED, 1 - lost_s / max(sum(beside), 1e-9)))
+
+
+def _beside(run: Run, got: float, done: float) -> float:
+    """For how long any worker was loading between two moments."""
+    shared_s, until = 0.0, got
+    for began, ended in sorted(zip(run.began_s, run.ended_s, strict=True)):
+        shared_s += max(0.0, min(ended, done) - max(began, until))
+        until = max(until, ended)
+    return shared_s
