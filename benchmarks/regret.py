@@ -1,6 +1,7 @@
 """The exhaustive grid against `stoker tune`: what each choice costs, judged on runs that neither chose by.
 
 python benchmarks/regret.py                     two CPU cores: sleep devices of three speeds, JPEG and tensors
+python benchmarks/regret.py --cpu               two CPU cores: real models that compute on them
 python benchmarks/regret.py --gpu --limit 500   a GPU: resnet18, vit_b_16, resnet50, JPEG and tensors
 
 With `--keep-memory` all of it, the grid as well as tune, runs in an environment that tells C's malloc to keep what is
@@ -98,6 +99,10 @@ TWO_CORES = [
     Case("resnet18", data, "infer", f"sleep:{speed}ms/item", items, *SMALL)
     for data, items, speeds in (("jpeg", 1024, (0.5, 1.5, 4)), ("tensors", 2048, (0.1, 0.4, 1.5)))
     for speed in speeds
+]
+ON_CPU = [
+    Case("resnet18", "jpeg", "infer", "cpu", 256, (8, 16, 32, 64), (0, 1, 2), budget_s=30.0),
+    Case("mobilenet_v3_small", "jpeg", "train", "cpu", 256, (8, 16, 32, 64), (0, 1, 2), budget_s=30.0),
 ]
 GPU_WHOLE = ((32, 64, 128, 256, 512), (0, 1, 2, 4, 8, 16, 32))
 GPU_BATCHES = (32, 128, 512)
@@ -636,6 +641,7 @@ def start_again_keeping_memory() -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--gpu", action="store_true", help="the part that needs a GPU")
+    parser.add_argument("--cpu", action="store_true", help="models that compute on the CPU, in place of sleep devices")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no new run is begun")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each choice that is judged")
     parser.add_argument("--rounds", type=int, choices=(1, 2, 3), default=1, help="how often cells are run again")
@@ -646,14 +652,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.keep_memory and can_keep_memory():
         start_again_keeping_memory()
-    cases = [case for case in (GPU if options.gpu else TWO_CORES) if options.only in case.name]
+    known = GPU if options.gpu else ON_CPU if options.cpu else TWO_CORES
+    cases = [case for case in known if options.only in case.name]
     kept = Kept(options.output / "regret-runs.jsonl", options.limit, timelines=options.timelines)
     for case in cases:
         if options.table or kept.out_of_time:
             break
         say(f"{case.name} ...")
         run_case(case, kept, repeats=options.repeats, rounds=options.rounds)
-    rows = summary(GPU if options.gpu else TWO_CORES, kept)
+    rows = summary(known, kept)
     if options.table:
         rewrite(options.output / "regret.json", rows)
     else:

@@ -57,8 +57,12 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
         write_file(folder / "0", b"half")
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        build_folder(tmp_path / "set", fill, needs_bytes=9, remedy=REMEDY)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_folder(tmp_path / "set", fill, needs_bytes=9, remedy=REMEDY)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert list(tmp_path.iterdir()) == []
 
 
