@@ -44,8 +44,13 @@ def test_what_a_person_has_now_is_run_whatever_they_ask_for(wish: dict[str, int]
     now = Setting(batch_size=600, num_workers=3)
     found, _ = considered(probed, Wish(current=now, **wish))
     [mine] = [each for each in found if each.setting.batch_size == 600]
-    assert (mine.setting.num_workers, mine.asked_for, mine.accumulate) == (3, False, 1)
+    assert (mine.setting.num_workers, mine.asked_for, mine.setting.accumulate) == (3, False, 1)
     assert all(each.asked_for for each in found if each is not mine)
+
+
+def test_settings_that_keep_an_effective_batch_are_told_with_an_update_for_all_of_it(probed: Probes) -> None:
+    found, _ = considered(probed, Wish(global_batch=64))
+    assert {each.setting.batch_size * each.setting.accumulate for each in found} == {64}
 
 
 def test_what_a_person_has_now_is_ruled_out_where_the_machine_cannot_bear_it(probed: Probes) -> None:

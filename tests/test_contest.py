@@ -201,3 +201,14 @@ def test_a_plan_that_is_not_the_quickest_says_why() -> None:
     assert "less than 2% faster" in said
     assert not list(contest.why_not_the_quickest(quick, [lean, quick]))
     assert not list(contest.why_not_the_quickest(candidate(1, 1.0), [candidate(1, 1.0)])), "nothing was run"
+
+
+def test_a_run_that_is_cut_short_has_whole_updates_in_it() -> None:
+    gathering = candidate(0, 100.0, accumulate=16)
+    batches = contest._job(gathering, Objective(items=8 * ITEMS), 2.0).extent.batches
+    assert batches is not None
+    assert batches % 16 == 0
+    assert 0 < batches < 8 * ITEMS // SIZE
+    assert contest._job(candidate(0, 1.0, accumulate=16), Objective(items=24), 2.0).extent.batches == 3, (
+        "no more than all"
+    )

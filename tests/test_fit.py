@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
+from stoker.predict.costs import Table
 from stoker.predict.fit import Level, fit, rising
 from stoker.predict.forecast import Predictor
 from stoker.predict.items import drift
+from stoker.predict.loader import simulate
+from stoker.predict.loop import Load
 from stoker.predict.probes import Facts, Kind, Probes, Run
 from stoker.records import Setting, Subject
 
@@ -178,7 +182,7 @@ def test_what_a_crowd_costs_is_not_counted_as_cold_too() -> None:
     assert costs.cold_s.at(4) == pytest.approx(0.020), "twenty milliseconds for one worker, and for one of eight"
 
 
-@pytest.mark.parametrize(("lost", "times"), [(0.0, 1.0), (0.2, 1.25), (0.5, 2.0), (3.0, 2.0)])
+@pytest.mark.parametrize(("lost", "times"), [(0.0, 1.0), (0.2, 1.25), (0.5, 2.0), (0.6, 2.5), (3.0, 4.0)])
 def test_a_step_on_the_cpu_slows_down_as_it_was_seen_to_beside_workers(lost: float, times: float) -> None:
     step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.100,) * 12)
     beside = run(1, 0.009, kind="crowded")
@@ -243,3 +247,18 @@ def test_batches_that_differ_more_than_their_items_are_uneven() -> None:
     by_chance = tuple(0.01 * (0.2 if place % 2 else 1.8) for place in range(4 * 24))
     varied = msgspec.structs.replace(uneven, item_s=by_chance)
     assert fit(probes(msgspec.structs.replace(run(1, 0.01, batches=24), item_s=by_chance), varied)).unevenness == 0
+
+
+def test_the_first_step_on_the_cpu_takes_longer_and_is_counted_once() -> None:
+    done = (0.180, *(0.100,) * 11)
+    step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=done)
+    made = probes(run(0, 0.010), run(1, 0.010), step, cores=2)
+    made = msgspec.structs.replace(made, subject=msgspec.structs.replace(made.subject, device="cpu"))
+    costs = fit(made)
+    assert costs.step.first_s.at(4) == pytest.approx(0.080)
+    bare = replace(costs, step=replace(costs.step, first_s=Table()))
+    for workers in (0, 1):
+        setting = Setting(batch_size=4, num_workers=workers)
+        for epochs in (1, 3):
+            longer, usual = (simulate(each, setting, Load(items=32, epochs=epochs)).total_s for each in (costs, bare))
+            assert longer - usual == pytest.approx(0.080, abs=0.02)

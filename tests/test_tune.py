@@ -58,6 +58,15 @@ def test_each_bound_is_named(setting: Setting, item_bytes: int, bound: str | Non
     assert (found.bound if found else None) == bound
 
 
+def test_gradients_that_are_kept_for_the_next_batch_take_room() -> None:
+    bounds = bounds_of(FACTS, max_batch=256, kept_items=10)
+    assert ruled_out(Setting(batch_size=256), 1, bounds) is None
+    assert ruled_out(Setting(batch_size=246, accumulate=2), 1, bounds) is None
+    found = ruled_out(Setting(batch_size=247, accumulate=2), 1, bounds)
+    assert found is not None
+    assert "246 where gradients are kept" in found.sentence
+
+
 def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:
     bounds = bounds_of(FACTS, waiting_share=0.75)
     assert ruled_out(Setting(batch_size=1, num_workers=16), 1, bounds) is None

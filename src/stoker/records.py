@@ -162,7 +162,8 @@ class Machine(Record, frozen=True):
 
 class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
-    order, batches come as they are ready: a slow one holds back no other."""
+    order, batches come as they are ready: a slow one holds back no other. In training there is one update for
+    `accumulate` batches."""
 
     batch_size: int = 32
     num_workers: int = 0
@@ -170,16 +171,21 @@ class Setting(Record, frozen=True):
     pin_memory: bool | None = None
     persistent_workers: bool = False
     in_order: bool = True
+    accumulate: int = 1
     precision: Precision = "fp32"
     channels_last: bool = False
     compile: bool = False
     cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1)):
+        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1), ("accumulate", 1)):
             value = getattr(self, name)
             if value < least:
                 raise InputError(f"{name.replace('_', ' ')} must be at least {least}, got {value}")
+
+
+OWN_UPDATES = "the workload's own step makes its updates itself: Stoker cannot gather several batches into one"
+"""What is said of a trial whose setting accumulates, where it cannot."""
 
 
 class Extent(Record, frozen=True):

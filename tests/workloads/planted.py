@@ -130,6 +130,14 @@ def dies_of_a_bus_error() -> stoker.Workload:
     return with_data(DiesOfABusError)
 
 
+def step_of_its_own(model: torch.nn.Module, batch: Any) -> None:
+    model(batch[0])
+
+
+def updates_itself() -> stoker.Workload:
+    return with_data(Numbers, step=step_of_its_own)
+
+
 def step_out_of_memory(model: torch.nn.Module, batch: Any) -> None:
     torch.empty(2**60, dtype=torch.uint8)
 

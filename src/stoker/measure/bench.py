@@ -188,7 +188,9 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
                 return True
             emit("job", None)
             run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
-            outcome = _forked(run) if bench.can_fork(job.nap_s) else run()
+            if bench.can_fork() and job.nap_s is None:
+                bench.make_model()
+            outcome = _forked(run) if bench.can_fork() else run()
             if outcome != "done":
                 return True
 

@@ -20,7 +20,7 @@ from stoker.measure.loop import Emit, Loop
 from stoker.measure.reading import measured
 from stoker.measure.score import score
 from stoker.measure.steps import ModelStep, NapStep, make_step
-from stoker.records import Extent, Machine, Mode, Setting, Subject, Trial
+from stoker.records import OWN_UPDATES, Extent, Machine, Mode, Setting, Subject, Trial
 from stoker.workload import passes
 from stoker.workload.definition import Workload
 
@@ -64,7 +64,7 @@ class Opened:
         `keeps_memory` the workers' malloc gives nothing back."""
         device = self.device if nap_s is None else Nap(f"{nap_s:.9f}s")
         pinned = _pinned(setting, self.device)
-        unused = _unused(setting, pinned)
+        unused = _unused(setting, pinned, self.mode)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
         if pinned and self._ran:
@@ -84,6 +84,8 @@ class Opened:
             feed = _rest_in_memory(feed, step, extent, alike=dataset is not self.dataset)
             feed.notes.extend([*unused, *_place(extent, self.files)])
             loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
+        if setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself:
+            feed.notes.append(OWN_UPDATES)
         trial = Trial(
             outcome="done", workload=self._subject(step), setting=setting, extent=extent, notes=tuple(feed.notes)
         )
@@ -94,11 +96,15 @@ class Opened:
         self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
         return self._machine
 
-    def can_fork(self, nap_s: float | None) -> bool:
-        """Whether a run may have a process forked for it: it needs no model, and none was run here before it."""
-        if isinstance(self.device, Nap):
-            return True
-        return nap_s is not None and self.device.type == "cpu" and self._step is None
+    def can_fork(self) -> bool:
+        """Whether a run may have a process forked for it: it touches no GPU."""
+        return isinstance(self.device, Nap) or self.device.type == "cpu"
+
+    def make_model(self) -> None:
+        """Once, for all the processes that are forked from this one; what fails is said by the one that needs it."""
+        if isinstance(self.device, torch.device) and not isinstance(self.workload.model, torch.nn.Module):
+            with contextlib.suppress(Exception):
+                self.workload = self.workload.with_(model=passes.make_model(self.workload))
 
     def step(self, setting: Setting) -> ModelStep | NapStep:
         """The model on the device; made anew only where the setting asks for another."""
@@ -113,6 +119,7 @@ class Opened:
             self._step = None  # two models at once may not fit
             made = make_step(self.workload, self.mode, setting, self.device, pinned=bool(setting.pin_memory))
             self._step = (asked, made)
+        self._step[1].begin(setting.accumulate)
         return self._step[1]
 
     def _looped(
@@ -214,13 +221,15 @@ def _forget_pinned(device: torch.device | Nap) -> None:
         forget()
 
 
-def _unused(setting: Setting, pinned: bool) -> list[str]:
+def _unused(setting: Setting, pinned: bool, mode: Mode) -> list[str]:
     """What was asked for and cannot be had."""
     notes = []
     if setting.pin_memory and not pinned:
         notes.append("pinned memory was asked for, but there is no GPU to pin it for")
     if setting.persistent_workers and not setting.num_workers:
         notes.append("persistent workers were asked for, but there are none")
+    if setting.accumulate > 1 and mode == "infer":
+        notes.append("batches were to be gathered into one update, but inference has none")
     return notes
 
 

@@ -26,13 +26,16 @@ class NapStep:
     def __init__(self, nap: Nap) -> None:
         self._nap = nap
 
+    def begin(self, accumulate: int) -> None:
+        """It has no updates."""
+
     def __call__(self, batch: Any, tick: Tick) -> None:
         time.sleep(self._nap.seconds(passes.count_items(batch)))
         tick("forward")
 
 
 class ModelStep:
-    """A model on a device. Made once a trial; called once a batch."""
+    """A model on a device. Made once, begun once a trial; called once a batch."""
 
     def __init__(self, workload: Workload, mode: Mode, setting: Setting, device: torch.device, *, pinned: bool) -> None:
         self._workload, self._mode, self._setting, self._device = workload, mode, setting, device
@@ -48,6 +51,14 @@ class ModelStep:
         self._optimizer = passes.make_optimizer(workload, self.model) if mode == "train" else None
         scaled = mode == "train" and setting.precision == "fp16"
         self._scaler = torch.amp.GradScaler(device.type) if scaled else None
+        self._accumulate, self._taken = setting.accumulate, 0
+        self.updates_itself = False
+
+    def begin(self, accumulate: int) -> None:
+        """From here on one update for so many batches; what was gathered for another is dropped."""
+        self._accumulate, self._taken = accumulate, 0
+        if self._optimizer is not None:
+            self._optimizer.zero_grad(set_to_none=True)
 
     def move(self, batch: Any) -> Any:
         """The batch on the device, in the memory format of the setting."""
@@ -81,21 +92,26 @@ class ModelStep:
         with self.precision():
             loss = self._loss(batch)
         if loss is None:
+            self.updates_itself = True
             tick("step")
             return
         tick("forward")
+        loss = loss if self._accumulate == 1 else loss / self._accumulate
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+        tick("backward")
+        self._taken += 1
+        if self._taken % self._accumulate == 0:
+            self._update()
+        tick("update")
+
+    def _update(self) -> None:
         assert self._optimizer is not None
         if self._scaler is None:
-            loss.backward()
-            tick("backward")
             self._optimizer.step()
         else:
-            self._scaler.scale(loss).backward()
-            tick("backward")
             self._scaler.step(self._optimizer)
             self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-        tick("update")
 
     def _loss(self, batch: Any) -> Any:
         if self._workload.step is not None:

@@ -61,16 +61,31 @@ class Step:
 
     A step that computes on the CPU has `threads`, and is `crowded` times slower while workers load beside it. One
     that sleeps comes back `late_s` later while workers compute. On a GPU the host runs up to `ahead` steps before the
-    device.
+    device. `update_s` is what of it the optimizer takes, on the device; `first_s` what the first step takes longer.
     """
 
     host_s: Table = field(default_factory=Table)
     device_s: Table = field(default_factory=Table)
+    update_s: Table = field(default_factory=Table)
+    first_s: Table = field(default_factory=Table)
     threads: int = 0
     crowded: float = 1.0
     asynchronous: bool = False
     ahead: int = 1_000_000
     late_s: float = 0.0
+
+    def accumulating(self, batches: int) -> "Step":
+        """With one update for so many batches: each has its share of it. What handing an update to a GPU takes the host
+        is not known apart, and stays."""
+        if batches == 1:
+            return self
+        part = self.device_s if self.asynchronous else self.host_s
+        saved = 1 - 1 / batches
+        rows = zip(part.sizes, part.seconds, strict=True)
+        left = Table(
+            part.sizes, tuple(max(0.0, seconds - saved * self.update_s.at(size)) for size, seconds in rows), part.flat
+        )
+        return replace(self, device_s=left) if self.asynchronous else replace(self, host_s=left)
 
 
 _LATE_AT_ITS_END = 1 / 3
@@ -170,7 +185,11 @@ def faster(costs: Costs, changes: dict[str, float]) -> Costs:
             raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")
         if name == "step":
             step = replace(
-                costs.step, host_s=costs.step.host_s.scaled(1 / times), device_s=costs.step.device_s.scaled(1 / times)
+                costs.step,
+                host_s=costs.step.host_s.scaled(1 / times),
+                device_s=costs.step.device_s.scaled(1 / times),
+                update_s=costs.step.update_s.scaled(1 / times),
+                first_s=costs.step.first_s.scaled(1 / times),
             )
             costs = replace(costs, step=step)
         elif name == "collate":

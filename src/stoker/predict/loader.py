@@ -30,11 +30,12 @@ def simulate(costs: Costs, setting: Setting, load: Load, *, seed: int = 0, cores
     rng = np.random.default_rng(seed)
     if not load.batches(setting.batch_size):
         return Seen()
-    costs = _lucky(costs, seed)
+    costs = replace(_lucky(costs, seed), step=costs.step.accumulating(setting.accumulate))
     first = _epoch(costs, setting, load, rng, cores, fresh=True)
     if load.epochs == 1:
         return first
-    used = replace(costs, pin_anew_s=Table(), inline_cold_s=Table())  # what the first epoch took is there already
+    step = replace(costs.step, first_s=Table())
+    used = replace(costs, pin_anew_s=Table(), inline_cold_s=Table(), step=step)  # what the first epoch took is there
     later = _epoch(used, setting, load, rng, cores, fresh=not persists(setting))
     return Seen(
         total_s=first.total_s + (load.epochs - 1) * later.total_s,
@@ -141,7 +142,7 @@ def _alone(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) 
         now += loading
         if not step.asynchronous:
             seen.waited_s += loading
-        now += step.host_s.at(size)
+        now += step.host_s.at(size) + (0.0 if seen.moments_s else step.first_s.at(size))
         if step.asynchronous:
             seen.waited_s += max(0.0, now - device_free)
             device_free = max(now, device_free) + step.device_s.at(size)

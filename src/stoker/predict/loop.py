@@ -252,7 +252,8 @@ class Loader:
             self._driver.give_back(self._device_free - now)  # that of the batch before, held until now
         if not step.asynchronous:
             seen.waited_s += now - self._asked
-        host = step.host_s.at(self._sizes[batch])
+        size = self._sizes[batch]
+        host = step.host_s.at(size) + (step.first_s.at(size) if self._taken == 1 else 0.0)
         if step.threads:
             self._cpu.together(host, step.threads, lambda: self._stepped(batch))
         elif step.asynchronous:

@@ -67,6 +67,7 @@ class Run(Record, frozen=True):
     pin_s: tuple[float, ...] = ()
     device_s: tuple[float, ...] = ()
     copy_s: tuple[float, ...] = ()
+    update_s: tuple[float, ...] = ()
     item_s: tuple[float, ...] = ()
     stages_s: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -153,6 +154,7 @@ def run_of(trial: Trial, kind: Kind) -> Run:
         pin_s=_samples(trial, "pin", 0),
         device_s=_all_short(sum(values) for values in zip(*rows, strict=True)),
         copy_s=_samples(trial, "copy", 0),
+        update_s=_samples(trial, "update", 0),
         item_s=_all_short(log.item_s),
         stages_s=_item_stages(trial),
     )

@@ -17,12 +17,18 @@ def step_of(probes: Probes) -> Step:
     kind = probes.subject.device.partition(":")[0]
     host = table(by_size(runs, lambda run: _later(_host(run))), median)
     device = table(by_size(runs, lambda run: _later(run.device_s)), median)
+    update = table(by_size(runs, lambda run: _later(run.update_s)), median, flat=True)
     if kind == "cuda":
-        return Step(host_s=_launch(runs), device_s=device, asynchronous=True, ahead=_ahead(runs))
+        return Step(host_s=_launch(runs), device_s=device, update_s=update, asynchronous=True, ahead=_ahead(runs))
     if kind == "cpu":
         crowded = [_crowded(run, host) for run in probes.of("crowded")]
-        threads = max(1, round(probes.machine.usable_cores))
-        return Step(host_s=host, threads=threads, crowded=fmean(crowded) if crowded else 1.0)
+        return Step(
+            host_s=host,
+            update_s=update,
+            first_s=table(by_size(runs, _first), median),
+            threads=max(1, round(probes.machine.usable_cores)),
+            crowded=fmean(crowded) if crowded else 1.0,
+        )
     return Step(host_s=host, late_s=_late(probes.of("slow")))
 
 
@@ -38,6 +44,12 @@ def _host(run: Run) -> list[float]:
 def _later(values: Sequence[float]) -> list[float]:
     """Without the first: it makes what the later ones find made."""
     return list(values[1:]) or list(values)
+
+
+def _first(run: Run) -> list[float]:
+    """What the first step took longer than the later ones: it fetches the memory that they use again."""
+    host = _host(run)
+    return [max(0.0, host[0] - median(host[1:]))] if len(host) > 1 else []
 
 
 def _launch(runs: Sequence[Run]) -> Table:
@@ -61,19 +73,28 @@ def _ahead(runs: Sequence[Run]) -> int:
     return most
 
 
-_SHARED = 0.5
-"""A thread of a step that shares its core with a worker has half of it. Where steps seem to have less, it was a bad
-moment: with few steps to go by, one of them decides."""
+_LEAST_SHARE = 0.25
+"""What is left at least of a step's pace beside a worker. A thread that shares its core has half of it; the others wait
+for it at every operation, and a scheduler may take long to part the two."""
 
 
 def _crowded(run: Run, host: Table) -> float:
     """How many times slower a step is while a worker loads, by what steps lost for each second that they had one beside
-    them: 1 for a step that only waits, 2 for one that computes on all cores."""
-    steps = list(zip(run.got_s, run.done_s, strict=True))
+    them: 1 for a step that only waits, 2 for one that computes on all cores, and more where these wait for each other
+    often. The first step is left out, as it fetches memory too."""
+    steps = list(zip(run.got_s, run.done_s, strict=True))[1:]
     beside = [_beside(run, got, done) for got, done in steps]
     alone_s = host.at(run.batch_size)
-    lost_s = sum(done - got - alone_s for (got, done), shared_s in zip(steps, beside, strict=True) if shared_s)
-    return 1 / min(1.0, max(_SHARED, 1 - lost_s / max(sum(beside), 1e-9)))
+    lost = [
+        (done - got - alone_s) / shared_s
+        for (got, done), shared_s in zip(steps, beside, strict=True)
+        if shared_s > _SOME * alone_s
+    ]
+    return 1 / min(1.0, max(_LEAST_SHARE, 1 - median(lost))) if lost else 1.0
+
+
+_SOME = 0.1
+"""Of a step, for how long a worker must have loaded beside it for it to tell anything."""
 
 
 def _beside(run: Run, got: float, done: float) -> float:

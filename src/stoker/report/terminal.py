@@ -71,6 +71,7 @@ def _heading(trial: Trial) -> RenderableType:
             ("pinned memory", setting.pin_memory),
             ("persistent workers", setting.persistent_workers),
             ("out of order", not setting.in_order),
+            (f"one update for {setting.accumulate} batches", setting.accumulate > 1),
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
             ("cudnn benchmark", setting.cudnn_benchmark),

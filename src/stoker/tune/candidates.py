@@ -29,7 +29,6 @@ class Candidate(Record, frozen=True):
     predicted_s: float
     predicted: Prediction | None = None
     measured: Measured | None = None
-    accumulate: int = 1
     asked_for: bool = True
 
     @property
@@ -72,6 +71,12 @@ class Wish(Record, frozen=True):
         if share % batch_size:
             raise InputError(f"a batch of {batch_size} does not divide {share}, each GPU's share of the global batch")
         return share // batch_size
+
+    def accumulating(self, setting: Setting, asked_for: bool) -> Setting:
+        """The same with its number of batches to an update; what a person has now stays as it is."""
+        return msgspec.structs.replace(
+            setting, accumulate=self.accumulation(setting.batch_size) if asked_for else setting.accumulate
+        )
 
     def batch_sizes(self, ceiling: int | None, items: int | None) -> list[int]:
         """The sizes to consider, from the least to the largest."""
@@ -135,7 +140,7 @@ def candidates_of(
     if wish.current is not None:
         pairs.append((wish.current.batch_size, wish.current.num_workers))
     for size, workers in dict.fromkeys(pairs):
-        setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
+        setting = wish.accumulating(msgspec.structs.replace(base, batch_size=size, num_workers=workers), size in sizes)
         now = wish.current is not None and (wish.current.batch_size, wish.current.num_workers) == (size, workers)
         if now and wish.current is not None:
             setting = msgspec.structs.replace(setting, prefetch_factor=wish.current.prefetch_factor)
@@ -194,12 +199,12 @@ def candidate_of(
     asked_for: bool = True,
     seeds: int = SEEDS,
 ) -> Candidate:
+    setting = wish.accumulating(setting, asked_for)
     predicted = predictor.predict(setting, objective.items, epochs=objective.epochs, seeds=seeds)
     return Candidate(
         setting=setting,
         predicted_s=objective.of_prediction(predicted),
         predicted=predicted,
-        accumulate=wish.accumulation(setting.batch_size) if asked_for else 1,
         asked_for=asked_for,
     )
 

@@ -211,12 +211,14 @@ def _open(place: int, seen: dict[int, Measured | None]) -> bool:
 
 
 def _job(candidate: Candidate, objective: Objective, target_s: float) -> Job:
-    """A run of all the items, or of as many as fit the time: enough for every worker's first batches and more."""
+    """A run of all the items, or of as many as fit the time: enough for every worker's first batches and more, and for
+    whole updates."""
     setting = candidate.setting
     epoch_s = _epoch_s(candidate, objective)
     whole = math.ceil(objective.items / setting.batch_size)
-    least = 3 * max(1, setting.num_workers) + 4
+    least = max(3, setting.prefetch_factor + 1) * max(1, setting.num_workers) + 4  # not all of it loaded ahead
     batches = whole if epoch_s <= 1.5 * target_s else max(least, int(whole * target_s / epoch_s))
+    batches = -(-batches // setting.accumulate) * setting.accumulate
     limit_s = 10 + 6 * max(target_s, epoch_s * batches / whole)
     return Job(setting=setting, extent=Extent(batches=min(batches, whole), warmup=0), limit_s=limit_s)
 

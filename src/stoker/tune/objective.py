@@ -10,6 +10,7 @@ from stoker.measure.spans import PER_EPOCH, steady
 from stoker.predict.forecast import Prediction
 from stoker.records import Record, Trial
 
+_ENOUGH = 3
 _FAR = 1.1
 """Two runs of a setting that lie further apart than this were not made in the same quiet."""
 
@@ -82,13 +83,16 @@ def steady_item_s(trial: Trial) -> float:
     """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short.
 
     By the stages, which share the wall clock: the moments at which the loop went on are those of the host, and a GPU
-    may be far behind it.
+    may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: where there are
+    enough others, a step on the CPU that had its cores to itself is not taken for one that shares them.
     """
-    skip = max(3, trial.setting.num_workers)
-    items = trial.timeline.items
+    setting, items = trial.setting, trial.timeline.items
+    skip = max(3, setting.num_workers)
+    ahead = setting.prefetch_factor * setting.num_workers
+    end = len(items) - ahead if len(items) >= skip + ahead + _ENOUGH else len(items)
     if len(items) > 2 * skip:
         loop = [stage for name, stage in trial.stages.items() if stage.clock == "loop" and name not in PER_EPOCH]
-        return max(1e-9, sum(sum(stage.samples_s[skip : len(items)]) for stage in loop) / sum(items[skip:]))
+        return max(1e-9, sum(sum(stage.samples_s[skip:end]) for stage in loop) / sum(items[skip:end]))
     span = steady(trial)
     if span is not None and span.items and span.seconds > 0:
         return span.seconds / span.items

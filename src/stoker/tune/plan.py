@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Planner = Literal["simulate", "thesis", "grid"]
 _PROBE_SHARE = 0.5
 """Of the budget, what probing may take; running the best few gets the rest."""
+_GRADIENT_BYTES = 4
 
 
 class Plan(Record, frozen=True):
@@ -129,7 +130,7 @@ def tune(
     if planner not in get_args(Planner):
         raise InputError(f"no such planner: {planner!r}; choose {', '.join(get_args(Planner))}")
     find = partial(limit, source, mode=mode, precision=precision, device=_gpu(device), on_event=on_event)
-    ceiling = _comfortable(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
+    ceiling = _ceiling(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
     tuner = _Tuner(
         wish=wish,
         ceiling=ceiling,
@@ -144,7 +145,7 @@ def tune(
     plan = drive(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
     if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
         with suppress(InputError, MachineError):
-            tuner.ceiling = _comfortable(find())
+            tuner.ceiling = _ceiling(find())
         plan = drive(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
     return plan
 
@@ -154,8 +155,15 @@ def _gpu(device: str) -> str:
     return device if device.startswith("cuda") else "auto"
 
 
-def _comfortable(found: Limit) -> int:
-    return found.comfortable_batch or found.max_batch
+class _Ceiling(NamedTuple):
+    """The largest batch that the device takes at ease, and what an item takes there."""
+
+    batch_size: int
+    item_bytes: int
+
+
+def _ceiling(found: Limit) -> _Ceiling:
+    return _Ceiling(found.comfortable_batch or found.max_batch, found.bytes_per_item)
 
 
 class _Tuner:
@@ -165,7 +173,7 @@ class _Tuner:
         self,
         *,
         wish: Wish,
-        ceiling: int | None,
+        ceiling: _Ceiling | None,
         asked: tuple[int | None, int, bool],
         host_memory_bytes: int | None,
         precision: Precision,
@@ -184,7 +192,7 @@ class _Tuner:
 
     def talk(self) -> Talk[Plan | None]:
         """All of it in one child; None where it has to stop for the ceiling of device memory."""
-        sizes = self._wish.probe_sizes(self.ceiling)
+        sizes = self._wish.probe_sizes(self.ceiling and self.ceiling.batch_size)
         probes = yield from probing(
             self._base,
             sizes,
@@ -212,6 +220,7 @@ class _Tuner:
             probes.machine,
             host_memory_bytes=self._host_memory_bytes,
             max_batch=self._largest(probes),
+            kept_items=self._kept_items(probes),
             waiting_share=predictor.costs.waiting_share,
             gpus=self._wish.gpus,
         )
@@ -256,8 +265,14 @@ class _Tuner:
     def _largest(self, probes: Probes) -> int | None:
         """The largest batch whose step ran, where a larger one did not."""
         if self.ceiling is not None:
-            return self.ceiling
+            return self.ceiling.batch_size
         return max((run.batch_size for run in probes.of("step")), default=None) if probes.ran_out else None
+
+    def _kept_items(self, probes: Probes) -> int:
+        """How many items' memory the gradients take, which an accumulating loop keeps between batches."""
+        if self.ceiling is None or not self.ceiling.item_bytes:
+            return 0
+        return -(-_GRADIENT_BYTES * (probes.subject.parameters or 0) // self.ceiling.item_bytes)
 
     def _plan(
         self,
@@ -278,7 +293,7 @@ class _Tuner:
             prefetch_factor=setting.prefetch_factor,
             pin_memory=bool(setting.pin_memory),
             persistent_workers=setting.persistent_workers and setting.num_workers > 0,
-            accumulate=best.accumulate,
+            accumulate=setting.accumulate,
             gpus=self._wish.gpus,
             batch_sampler=probes.subject.batch_sampler,
             workload=probes.subject.name,

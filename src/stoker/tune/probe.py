@@ -29,6 +29,8 @@ _WARM_SHARE = 0.15
 """Of the budget, what may be spent on reading the items that the probes go over for the first time."""
 _SAMPLING = 0.04
 """What the mean of the items that are probed may be off by, about, before more of them are."""
+_CROWDED_STEPS, _LEAST_CROWDED_STEPS = 16, 6
+"""How many steps beside a worker: it has loaded the first two batches ahead, and beside the last two loads no more."""
 _LONG_SHARE = 0.12
 """A run that would take more than this share of the budget is made smaller, or done with items kept in memory."""
 
@@ -263,8 +265,8 @@ class _Prober(ProbeRuns):
                 self._step_s[size] = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1])
                 each_s = self._step_s[size] / size
         if self._subject is not None and self._subject.device == "cpu":
-            cores = self._cores
-            yield from self._keep("crowded", small, cores, batches=self._affordable(3 * each_s * small, most=16) or 2)
+            count = self._affordable(2 * each_s * small, most=_CROWDED_STEPS)
+            yield from self._keep("crowded", small, 1, batches=max(count, _LEAST_CROWDED_STEPS))
 
     def _affordable(self, step_s: float, *, most: int) -> int:
         return most if step_s <= 0 else min(most, int(_LONG_SHARE * self._budget_s / step_s))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from stoker.predict.probes import Probes
-from stoker.records import Setting, Trial
+from stoker.records import OWN_UPDATES, Setting, Trial
 from stoker.tune.candidates import Candidate, Wish
 from stoker.tune.constrain import RuledOut
 from stoker.tune.contest import KNEE, why_not_the_quickest
@@ -34,6 +34,8 @@ def run_notes(trials: Sequence[Trial], ran: Sequence[Candidate], wish: Wish, out
             f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for {wish.gpus} "
             "that share them"
         )
+    if any(OWN_UPDATES in trial.notes for trial in trials):
+        yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))
     if all(each.measured is None for each in ran):
         yield "nothing could be run within the budget: the plan is predicted only"
