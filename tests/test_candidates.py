@@ -14,7 +14,7 @@ from stoker.predict.loop import Load
 from stoker.predict.probes import Probes, read
 from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial, encode
 from stoker.report.predictions import grid_view
-from stoker.tune.candidates import Wish, candidates_of
+from stoker.tune.candidates import Wish, candidates_of, larger
 from stoker.tune.constrain import bounds_of
 from stoker.tune.objective import Measured, Objective
 
@@ -246,3 +246,30 @@ def test_a_landscape_of_many_workers_fits_a_terminal(probed: Probes, capsys: pyt
 def test_numbers_that_are_none_are_refused(options: dict[str, Any], words: str, probed: Probes) -> None:
     with pytest.raises(InputError, match=words):
         predict(probed, Setting(), **{"items": 100, **options})
+
+
+@pytest.mark.parametrize(
+    ("wish", "most", "size"),
+    [
+        ({}, 100_000, 4096),
+        ({"largest": 4096}, 100_000, 32_768),
+        ({}, 1500, 1500),
+        ({}, 900, None),
+        ({"max_batch": 512}, 100_000, None),
+        ({"batch_size": 512}, 100_000, None),
+        ({"global_batch": 512}, 100_000, None),
+    ],
+)
+def test_sizes_beyond_the_usual_are_looked_at_where_nobody_set_a_bound(
+    wish: dict[str, Any], most: int, size: int | None
+) -> None:
+    loads = (run(workers, 1e-6, batch=size) for workers in (0, 1) for size in (4, 64))
+    quick = probes(*loads, cores=2)
+    step = replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.01,) * 12)
+    more = replace(step, batch_size=64)  # takes no longer
+    quick = replace(quick, runs=(*quick.runs, step, more), subject=replace(quick.subject, device="sleep:10ms"))
+    assert larger(Wish(**wish), Setting(), Predictor(quick), Objective(items=100_000), most) == size
+
+
+def test_sizes_beyond_the_usual_are_left_where_they_would_not_pay(probed: Probes) -> None:
+    assert larger(Wish(), Setting(), Predictor(probed), Objective(items=100_000), 100_000) is None

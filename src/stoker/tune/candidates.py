@@ -12,7 +12,7 @@ from stoker.records import Mode, Record, Setting
 from stoker.tune.constrain import Bounds, RuledOut, in_flight, ruled_out, workers_that_pay
 from stoker.tune.objective import Measured, Objective
 
-_SMALLEST, _LARGEST = 8, 512
+_SMALLEST, _TIMES = 8, 8
 _WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _FEW_SEEDS, _LOOKED_AT = 3, 16
 """All settings are predicted roughly, and the best of them again with care, which takes a slow core seconds for all."""
@@ -45,13 +45,14 @@ class Candidate(Record, frozen=True):
 
 
 class Wish(Record, frozen=True):
-    """What a person fixed, and what they have now."""
+    """What a person fixed, and what they have now. Where they set no bound, sizes up to the `largest` are looked at."""
 
     batch_size: int | None = None
     max_batch: int | None = None
     global_batch: int | None = None
     gpus: int = 1
     current: Setting | None = None
+    largest: int = 512
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_batch", "global_batch", "gpus"):
@@ -82,7 +83,7 @@ class Wish(Record, frozen=True):
         """The sizes to consider, from the least to the largest."""
         if self.batch_size is not None:
             return [self.batch_size]
-        most = min(size for size in (self.max_batch or _LARGEST, ceiling, items) if size is not None)
+        most = min(size for size in (self.max_batch or self.largest, ceiling, items) if size is not None)
         if self.global_batch is not None:
             share = self.global_batch // self.gpus
             sizes = [size for size in range(1, min(share, most) + 1) if share % size == 0]
@@ -180,6 +181,21 @@ def _further(
         if found.predicted_s < (best or near).predicted_s * (1 - _WORTH):
             best = found
     return best
+
+
+def larger(wish: Wish, base: Setting, predictor: Predictor, objective: Objective, most: int) -> int | None:
+    """A size some times the largest that is considered, where none was asked for and it is predicted to save time."""
+    sizes = wish.batch_sizes(None, most)
+    size = min(_TIMES * sizes[-1], most)
+    if (wish.batch_size, wish.max_batch, wish.global_batch) != (None, None, None) or size < 2 * sizes[-1]:
+        return None
+    counts = sorted({0, 1, 2, max(1, int(predictor.costs.cores))})
+
+    def best_s(size: int) -> float:
+        settings = (msgspec.structs.replace(base, batch_size=size, num_workers=count) for count in counts)
+        return min(candidate_of(each, wish, predictor, objective, seeds=_FEW_SEEDS).predicted_s for each in settings)
+
+    return size if best_s(size) < (1 - _WORTH) * min(map(best_s, sizes)) else None
 
 
 def _bearable(item_bytes: float, bounds: Bounds, least: int) -> int | None:
