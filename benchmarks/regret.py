@@ -58,7 +58,7 @@ FIXED, DEFAULT = (128, 8), (128, 0)
 TRIES = 3
 CLOSE, SURE = 0.1, 0.015
 """Cells this near to the best are judged more often: until each is known to lie so much apart from it, give or take."""
-MOST_TURNS = 20
+MOST_TURNS = {"cpu": 12, "sleep": 20}
 AGAIN = ("again", "again 2", "again 3")
 RUNS = ("grid", *AGAIN, "judge")
 Cell = tuple[int, ...]
@@ -101,8 +101,8 @@ TWO_CORES = [
     for speed in speeds
 ]
 ON_CPU = [
-    Case("resnet18", "jpeg", "infer", "cpu", 256, (8, 16, 32, 64), (0, 1, 2), budget_s=30.0),
-    Case("mobilenet_v3_small", "jpeg", "train", "cpu", 256, (8, 16, 32, 64), (0, 1, 2), budget_s=30.0),
+    Case("resnet18", "jpeg", "infer", "cpu", 512, (8, 16, 32, 64), (0, 1, 2), budget_s=60.0),
+    Case("mobilenet_v3_small", "jpeg", "train", "cpu", 512, (8, 16, 32, 64), (0, 1, 2), budget_s=60.0),
 ]
 GPU_WHOLE = ((32, 64, 128, 256, 512), (0, 1, 2, 4, 8, 16, 32))
 GPU_BATCHES = (32, 128, 512)
@@ -240,7 +240,7 @@ def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
     chosen = {cell for cell in choices(case, kept).values() if cell} | set(best_cells(case, kept, 3))
     hopeless = {cell for cell in chosen & in_grid.keys() if in_grid[cell] > 2 * min(in_grid.values())}
     turns = sorted(chosen - hopeless)
-    for repeat in range(MOST_TURNS if case.device != "cuda" else 2 * repeats):
+    for repeat in range(MOST_TURNS.get(case.device.partition(":")[0], 2 * repeats)):
         due = due_in(turns, judged(case, kept), repeat, repeats)
         if not due or kept.out_of_time:
             continue

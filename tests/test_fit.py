@@ -249,6 +249,19 @@ def test_batches_that_differ_more_than_their_items_are_uneven() -> None:
     assert fit(probes(msgspec.structs.replace(run(1, 0.01, batches=24), item_s=by_chance), varied)).unevenness == 0
 
 
+def test_steps_beside_a_worker_are_held_against_those_of_the_same_process() -> None:
+    step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.100,) * 12)
+    got = tuple(0.2 * place for place in range(12))
+    took = (0.3, *(0.090,) * 8, *(0.070,) * 3)  # 20 ms lost to 40 ms of loading, in a process quicker than the other's
+    ended = tuple(start + 0.04 for start in got[:9]) + (0.0,) * 3
+    loads = {"began_s": (*got[:9], 0.0, 0.0, 0.0), "ended_s": ended}
+    done = tuple(start + each for start, each in zip(got, took, strict=True))
+    beside = msgspec.structs.replace(run(1, 0.009, kind="crowded"), got_s=got, done_s=done, **loads)
+    made = probes(run(0, 0.010), run(1, 0.010), step, beside, cores=2)
+    made = msgspec.structs.replace(made, subject=msgspec.structs.replace(made.subject, device="cpu"))
+    assert fit(made).step.crowded == pytest.approx(2.0)
+
+
 def test_the_first_step_on_the_cpu_takes_longer_and_is_counted_once() -> None:
     done = (0.180, *(0.100,) * 11)
     step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=done)

@@ -124,7 +124,9 @@ def tune(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", "-b", help="Fixed: only the workers are chosen.", show_default=False)
     ] = None,
-    max_batch: Annotated[int | None, typer.Option(help="No batch above this.", show_default="512, or more where it pays in inference")] = None,
+    max_batch: Annotated[
+        int | None, typer.Option(help="No batch above this.", show_default="512, or more where it pays in inference")
+    ] = None,
     global_batch: Annotated[
         int | None, typer.Option(help="Keep this effective batch: batch × accumulation × GPUs.", show_default=False)
     ] = None,

@@ -81,20 +81,21 @@ for it at every operation, and a scheduler may take long to part the two."""
 def _crowded(run: Run, host: Table) -> float:
     """How many times slower a step is while a worker loads, by what steps lost for each second that they had one beside
     them: 1 for a step that only waits, 2 for one that computes on all cores, and more where these wait for each other
-    often. The first step is left out, as it fetches memory too."""
-    steps = list(zip(run.got_s, run.done_s, strict=True))[1:]
-    beside = [_beside(run, got, done) for got, done in steps]
-    alone_s = host.at(run.batch_size)
-    lost = [
-        (done - got - alone_s) / shared_s
-        for (got, done), shared_s in zip(steps, beside, strict=True)
-        if shared_s > _SOME * alone_s
-    ]
+    often. The first step is left out, as it fetches memory too.
+
+    Processes differ in how quick their steps are: those of the same one that had no worker beside them are what it is
+    held against, and only where there are none those of another.
+    """
+    rows = list(zip(run.got_s, run.done_s, strict=True))[1:]
+    steps = [(done - got, _beside(run, got, done)) for got, done in rows]
+    alone = [step_s for step_s, shared_s in steps if shared_s < _LITTLE * step_s]
+    alone_s = median(alone) if alone else host.at(run.batch_size)
+    lost = [(step_s - alone_s) / shared_s for step_s, shared_s in steps if shared_s > _SOME * step_s]
     return 1 / min(1.0, max(_LEAST_SHARE, 1 - median(lost))) if lost else 1.0
 
 
-_SOME = 0.1
-"""Of a step, for how long a worker must have loaded beside it for it to tell anything."""
+_LITTLE, _SOME = 0.01, 0.1
+"""Of a step, for how long a worker may load beside it for it to count as alone, and must for it to tell anything."""
 
 
 def _beside(run: Run, got: float, done: float) -> float:
