@@ -248,6 +248,26 @@ def test_numbers_that_are_none_are_refused(options: dict[str, Any], words: str, 
         predict(probed, Setting(), **{"items": 100, **options})
 
 
+@pytest.mark.parametrize(("device", "each_s"), [("cpu", 0.2), ("cuda:0", 0.1)])
+def test_steps_that_shared_their_cores_stand_for_the_rest_of_a_run(device: str, each_s: float) -> None:
+    """Of sixteen, the last four had been loaded ahead, and had all cores to themselves."""
+    took = (*(0.2,) * 12, *(0.1,) * 4) if device == "cpu" else (0.1,) * 16
+    ends = tuple(float(sum(took[: place + 1])) for place in range(16))
+    trial = Trial(
+        outcome="done",
+        workload=Subject(name="made", model="none", data="made", mode="infer", device=device, items=1024),
+        setting=Setting(batch_size=8, num_workers=2),
+        extent=Extent(batches=16, warmup=0),
+        items=128,
+        total_s=ends[-1],
+        timeline=Timeline(
+            asked_s=(0.0, *ends[:-1]), got_s=(0.0, *ends[:-1]), done_s=ends, items=(8,) * 16, batches=(16,)
+        ),
+        stages={"forward": Stage(clock="loop", samples_s=took)},
+    )
+    assert Objective(items=1024).of_trial(trial) == pytest.approx(ends[-1] + each_s * 112)
+
+
 @pytest.mark.parametrize(
     ("wish", "most", "size"),
     [

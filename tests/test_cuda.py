@@ -218,3 +218,17 @@ def test_tune_keeps_within_the_memory_that_it_is_told() -> None:
     assert plan.measured is not None
     assert all(each.setting.batch_size <= most for each in plan.candidates)
     assert any(each.bound == "device memory" for each in plan.ruled_out), plan.ruled_out
+
+
+def test_updates_are_as_few_as_the_effective_batch_has_them() -> None:
+    source = stoker.Named(spec="resnet18", data="tensors", items=256)
+    each, gathered = (
+        stoker.profile(
+            source, Setting(batch_size=8, accumulate=batches), Extent(batches=8), mode="train", device="cuda"
+        )
+        for batches in (1, 4)
+    )
+    assert sum(gathered.stages["update"].samples_s) < 0.6 * sum(each.stages["update"].samples_s)
+    plan = stoker.tune(source, global_batch=64, mode="train", device="cuda", budget_s=10)
+    assert plan.batch_size * plan.accumulate == 64
+    assert plan.measured is not None
