@@ -202,3 +202,20 @@ def files() -> stoker.Workload:
 def talks() -> stoker.Workload:
     os.write(1, b"a print of theirs\n")
     return plain()
+
+
+def computes_when_opened() -> stoker.Workload:
+    torch.set_num_threads(2)
+    wide = torch.ones(2**20).exp().sum().log()  # enough for a pool of threads
+
+    class Model(torch.nn.Module):
+        """Each step is enough for one too."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2**18) * float(wide > 0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :2] + self.weight.exp().sum()
+
+    return stoker.Workload(model=Model, dataset=Numbers, loss=torch.nn.CrossEntropyLoss())

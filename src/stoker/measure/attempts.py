@@ -16,6 +16,7 @@ from stoker.measure.forked import Forked
 from stoker.measure.room import CudaMemory, HostMemory, Room, room_of
 from stoker.measure.server import Failure
 from stoker.measure.steps import ModelStep
+from stoker.measure.threads import hold
 from stoker.records import Mode, Outcome, Precision, Problem, Record, Setting
 from stoker.workload import passes
 from stoker.workload.definition import Workload
@@ -85,8 +86,7 @@ class Cradle:
     """
 
     def __init__(self, workload: Workload, job: Job, *, lazy: bool = False) -> None:
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self._threads = hold()
         self.workload, self.job = workload, job
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
@@ -128,7 +128,7 @@ class Cradle:
         model = self.model
 
         def run(ordered: Callable[[], _Order]) -> Probe:
-            torch.set_num_threads(self._threads)
+            self._threads.release()
             return _Try(self, model, expandable).run(ordered)
 
         return Attempt(run)

@@ -33,6 +33,7 @@ from stoker.workload.definition import Workload
 
 if TYPE_CHECKING:
     from stoker.measure.pipeline import Opened
+    from stoker.measure.threads import Held
 
 R = TypeVar("R")
 KEPT_ITEMS = 32
@@ -171,14 +172,12 @@ class _TooLong(Exception):
 
 def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, emit: isolate.Emit) -> bool:
     """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
-    import torch
-
     from stoker.measure.pipeline import Opened
+    from stoker.measure.threads import hold
 
+    threads = hold()
     workload = opened(source, mode, emit)
     emit("phase", "preparing")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a pool of them would not survive a fork
     bench = Opened(workload, mode or workload.default_mode(), device)
     bench.see_machine()  # here, for all the processes that are forked from this one
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
@@ -209,19 +208,17 @@ def _forked(run: Callable[[], str]) -> str:
     raise isolate.error_of(result)
 
 
-def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> str:
+def _one(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: "Held") -> str:
     """Run a job and tell what came of it; its outcome."""
     trial = _trial(bench, job, subject, emit, threads)
     emit("trial", trial)
     return trial.outcome
 
 
-def _trial(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: int) -> Trial:
-    import torch
-
+def _trial(bench: "Opened", job: Job, subject: Subject, emit: isolate.Emit, threads: "Held") -> Trial:
     from stoker.measure import outcomes
 
-    torch.set_num_threads(job.threads or threads)
+    threads.release(job.threads)
     state: dict[str, Any] = {"subject": subject}
     outcome: Outcome
     began = perf_counter()

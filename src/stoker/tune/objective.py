@@ -83,8 +83,8 @@ def steady_item_s(trial: Trial) -> float:
     """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short.
 
     By the stages, which share the wall clock: the moments at which the loop went on are those of the host, and a GPU
-    may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: a step on the CPU
-    has its cores to itself then, and is not taken for one that shares them, where there are enough others.
+    may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: a step on the
+    CPU has its cores to itself then, and is not taken for one that shares them, where there are enough others.
     """
     setting, items = trial.setting, trial.timeline.items
     skip = max(3, setting.num_workers)

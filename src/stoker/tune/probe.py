@@ -31,6 +31,8 @@ _SAMPLING = 0.04
 """What the mean of the items that are probed may be off by, about, before more of them are."""
 _CROWDED_STEPS, _LEAST_CROWDED_STEPS = 16, 6
 """How many steps beside a worker: it has loaded the first two batches ahead, and beside the last two loads no more."""
+_QUICK_S = 1e-4
+"""An item that takes less than this was not read from a file."""
 _LONG_SHARE = 0.12
 """A run that would take more than this share of the budget is made smaller, or done with items kept in memory."""
 
@@ -146,7 +148,7 @@ class _Prober(ProbeRuns):
             trial = yield self._job(middle, cores, batches=-(-more // middle))
             self._warmed = sum(trial.timeline.items) if trial.outcome == "done" else self._warmed
         times = _times_as_long(self._looked, again)
-        if times > 2:
+        if times > 2 and self._item_s > _QUICK_S:
             self._notes.append(
                 f"the first items took {times:.1f} times as long as when read again: "
                 "predictions are for files in the page cache"

@@ -10,6 +10,7 @@ from stoker.measure.allocation_log import AllocationLog
 from stoker.measure.architectures import is_known
 from stoker.measure.attempts import Probe
 from stoker.measure.isolate import Emit
+from stoker.measure.threads import hold
 from stoker.measure.trial import Named, opened
 from stoker.predict import two_point
 from stoker.predict.memory import CEILING
@@ -41,6 +42,7 @@ _PATIENCE_S = 60.0
 def answer(source: Workload | Named, question: Question, emit: Emit) -> Limit:
     """The limit by the method asked for. Runs in a process that has touched no device."""
     compiled.watch()
+    hold()
     workload = opened(source, question.mode, emit)
     mode = question.mode or workload.default_mode()
     if question.optimizer:

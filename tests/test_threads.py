@@ -1,0 +1,50 @@
+"""Threads in a process that others are forked from."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import stoker
+from stoker.measure.threads import hold
+
+HERE = str(Path(__file__).parent / "workloads" / "planted.py")
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    number = torch.get_num_threads()
+    yield
+    hold().release(number)
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_what_is_asked_for_while_threads_are_held_is_kept_for_the_run() -> None:
+    held = hold()
+    assert torch.get_num_threads() == 1
+    by_name = torch.set_num_threads
+    torch.set_num_threads(3)
+    assert torch.get_num_threads() == 1
+    assert hold() is held, "holding twice is holding once"
+    held.release()
+    assert torch.get_num_threads() == 3
+    by_name(2)
+    assert torch.get_num_threads() == 2, "whoever imported it by name is heard in a run"
+    held.release(1)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("number", [0, "two"])
+def test_a_number_that_is_none_is_refused_as_ever(number: object) -> None:
+    hold()
+    with pytest.raises((RuntimeError, TypeError)):
+        torch.set_num_threads(number)  # type: ignore[arg-type]
+
+
+def test_code_that_computes_with_many_threads_where_it_is_opened_is_tuned_and_limited() -> None:
+    """A pool of threads does not survive a fork: whoever asks it to compute would wait for ever."""
+    plan = stoker.tune(f"{HERE}:computes_when_opened", max_batch=16, device="cpu", budget_s=2)
+    assert plan.measured is not None
+    assert stoker.limit(f"{HERE}:computes_when_opened", gpu_memory="64MiB", device="cpu").max_batch > 0
