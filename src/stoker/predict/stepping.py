@@ -42,14 +42,23 @@ def _host(run: Run) -> list[float]:
 
 
 def _later(values: Sequence[float]) -> list[float]:
-    """Without the first: it makes what the later ones find made."""
-    return list(values[1:]) or list(values)
+    """Without the first, where there are many the first two: they make what the later ones find made."""
+    return list(values[_cold(values) :]) or list(values)
+
+
+def _cold(values: Sequence[float]) -> int:
+    return 2 if len(values) >= _MANY else 1
+
+
+_MANY = 8
 
 
 def _first(run: Run) -> list[float]:
-    """What the first step took longer than the later ones: it fetches the memory that they use again."""
+    """What the first steps took longer than the later ones: they fetch the memory that those use again, and start
+    threads."""
     host = _host(run)
-    return [max(0.0, host[0] - median(host[1:]))] if len(host) > 1 else []
+    cold = host[: _cold(host)]
+    return [max(0.0, sum(cold) - len(cold) * median(_later(host)))] if len(host) > 1 else []
 
 
 def _launch(runs: Sequence[Run]) -> Table:

@@ -257,16 +257,20 @@ class _Prober(ProbeRuns):
         """Steps alone at three sizes, and where the step needs the cores that workers need, both together."""
         each_s = 0.0
         for size in dict.fromkeys((small, middle, large)):
-            count = self._affordable(each_s * size, most=12 if size == small else 6)
+            most = 12 if size == small else 6
+            if self._on_cpu and each_s:  # where steps are quick, the scheduler makes some of them many times as long
+                most = max(most, min(_MOST_BATCHES, int(_RUN_S / max(each_s * size, 1e-4))))
+            count = self._affordable(each_s * size, most=most)
             if count < 1:
                 self._notes.append(f"steps of {size} items were not probed: the budget is too short")
                 continue
             yield from self._keep("step", size, 0, batches=max(2, count), repeats=KEPT_ITEMS, memory=True)
             last = self._runs[-1]
             if (last.kind, last.batch_size) == ("step", size):
-                self._step_s[size] = max(last.done_s[-1] - last.got_s[-1], last.device_s[-1])
+                hosts = [done - got for got, done in zip(last.got_s, last.done_s, strict=True)]
+                self._step_s[size] = max(median(hosts[1:] or hosts), median(last.device_s[1:] or last.device_s))
                 each_s = self._step_s[size] / size
-        if self._subject is not None and self._subject.device == "cpu":
+        if self._on_cpu:
             count = self._affordable(2 * each_s * small, most=_CROWDED_STEPS)
             yield from self._keep("crowded", small, 1, batches=max(count, _LEAST_CROWDED_STEPS))
 

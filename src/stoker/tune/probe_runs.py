@@ -127,6 +127,10 @@ class ProbeRuns:
         return self._subject is not None and self._subject.device.startswith("sleep")
 
     @property
+    def _on_cpu(self) -> bool:
+        return self._subject is not None and self._subject.device == "cpu"
+
+    @property
     def _cores(self) -> int:
         return max(1, math.floor(self._facts.usable_cores))
 
