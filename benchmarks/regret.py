@@ -641,6 +641,7 @@ def start_again_keeping_memory() -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--gpu", action="store_true", help="the part that needs a GPU")
+    parser.add_argument("--whole", action="store_true", help="on a GPU: all five batch sizes, not three of them")
     parser.add_argument("--cpu", action="store_true", help="models that compute on the CPU, in place of sleep devices")
     parser.add_argument("--limit", type=float, default=3600, help="seconds after which no new run is begun")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each choice that is judged")
@@ -653,6 +654,8 @@ def main() -> None:
     if options.keep_memory and can_keep_memory():
         start_again_keeping_memory()
     known = GPU if options.gpu else ON_CPU if options.cpu else TWO_CORES
+    if options.whole:
+        known = [case._replace(batches=case.whole[0]) if case.whole else case for case in known]
     cases = [case for case in known if options.only in case.name]
     kept = Kept(options.output / "regret-runs.jsonl", options.limit, timelines=options.timelines)
     for case in cases:
