@@ -1,9 +1,12 @@
 """Many trials in one child: what one leaves to the next, and what becomes of the rest when one breaks."""
 
 import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -11,7 +14,9 @@ import stoker
 from stoker import Extent, Setting, Trial
 from stoker.errors import InputError
 from stoker.measure.bench import Job, Repeats, Talk, drive
+from stoker.measure.forked import Forked
 from stoker.measure.others import disturbed
+from stoker.measure.server import Failure
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
 FEW = Extent(batches=3, warmup=0)
@@ -185,3 +190,65 @@ def test_kept_items_are_the_first_ones() -> None:
 def test_a_disturbed_run_says_so() -> None:
     trial = stoker.profile(f"{HERE}:plain", Setting(batch_size=4), FEW, device="cpu")
     assert not disturbed(trial)
+
+
+class Long(torch.utils.data.Dataset[Any]):
+    """Items of text, which go through a pipe and fill it."""
+
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> Any:
+        return "a long item " * 1000
+
+
+def broken_step(model: Any, batch: Any) -> None:
+    raise ValueError("broken")
+
+
+def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
+    """Else they would hold the pipe open by which its result comes, and wait for someone to read their own."""
+
+    def note(worker: int) -> None:
+        (tmp_path / str(os.getpid())).touch()
+
+    def talk() -> Talk[list[str]]:
+        trial = yield Job(setting=Setting(batch_size=64, num_workers=2), extent=Extent(batches=20, warmup=0))
+        assert trial.outcome == "failed"
+        yield Job(setting=Setting(batch_size=8), extent=FEW, nap_s=0.0)
+        workers = [path.name for path in tmp_path.iterdir()]
+        assert len(workers) == 2
+        return [pid for pid in workers if psutil.pid_exists(int(pid)) and not _is_over(int(pid))]
+
+    workload = stoker.Workload(
+        model=torch.nn.Linear(8, 2), dataset=Long(), step=broken_step, collate_fn=list, worker_init_fn=note
+    )
+    assert drive(workload, talk(), mode="infer", device="cpu") == []
+
+
+def _is_over(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_process_that_ends_without_a_word_is_not_waited_for_by_the_pipe_that_others_hold() -> None:
+    held, let_go = os.pipe()
+
+    def function() -> str:
+        if os.fork() == 0:
+            os.close(let_go)
+            os.read(held, 1)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return "never"
+
+    forked, found = Forked(function, str), list[Any]()
+    waiting = threading.Thread(target=lambda: found.append(forked.result()), daemon=True)
+    waiting.start()
+    waiting.join(60)
+    os.close(let_go)
+    assert found, "it still waits"
+    assert isinstance(found[0], Failure)
+    assert forked.signal == signal.SIGKILL

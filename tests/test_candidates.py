@@ -16,7 +16,7 @@ from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial, enc
 from stoker.report.predictions import grid_view
 from stoker.tune.candidates import Wish, candidates_of, larger
 from stoker.tune.constrain import bounds_of
-from stoker.tune.objective import Measured, Objective
+from stoker.tune.objective import Measured, Objective, steady_item_s
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +266,35 @@ def test_steps_that_shared_their_cores_stand_for_the_rest_of_a_run(device: str, 
         stages={"forward": Stage(clock="loop", samples_s=took)},
     )
     assert Objective(items=1024).of_trial(trial) == pytest.approx(ends[-1] + each_s * 112)
+
+
+@pytest.mark.parametrize(("device", "workers"), [("cpu", 2), ("cpu", 0), ("cuda:0", 2)])
+@pytest.mark.parametrize(("accumulate", "batches"), [(16, 16), (4, 16), (4, 20), (5, 15), (40, 40), (40, 20)])
+def test_the_rate_of_a_run_has_as_many_updates_in_it_as_there_are(
+    accumulate: int, batches: int, device: str, workers: int
+) -> None:
+    took = tuple(0.02 + (0.06 if (place + 1) % accumulate == 0 else 0.0) for place in range(batches))
+    ends = tuple(float(sum(took[: place + 1])) for place in range(batches))
+    trial = Trial(
+        outcome="done",
+        workload=Subject(name="made", model="none", data="made", mode="train", device=device, items=1024),
+        setting=Setting(batch_size=8, num_workers=workers, accumulate=accumulate),
+        extent=Extent(batches=batches, warmup=0),
+        items=8 * batches,
+        total_s=ends[-1],
+        timeline=Timeline(
+            asked_s=(0.0, *ends[:-1]), got_s=(0.0, *ends[:-1]), done_s=ends, items=(8,) * batches, batches=(batches,)
+        ),
+        stages={"forward": Stage(clock="loop", samples_s=took)},
+    )
+    each_s = (0.02 + (0.06 / accumulate if accumulate <= batches else 0.0)) / 8
+    assert steady_item_s(trial) == pytest.approx(each_s)
+
+
+def test_a_global_batch_finds_a_size_that_leaves_room_for_gradients(probed: Probes) -> None:
+    found, _ = considered(probed, Wish(global_batch=1024), max_batch=20, kept_items=17)
+    assert {each.setting.batch_size for each in found} <= {1, 2, 3}
+    assert found
 
 
 @pytest.mark.parametrize(

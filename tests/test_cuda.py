@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from statistics import median
 from typing import Any
 
 import pytest
@@ -228,7 +229,7 @@ def test_updates_are_as_few_as_the_effective_batch_has_them() -> None:
         )
         for batches in (1, 4)
     )
-    assert sum(gathered.stages["update"].samples_s) < 0.6 * sum(each.stages["update"].samples_s)
+    assert median(gathered.stages["update"].samples_s) < 0.5 * median(each.stages["update"].samples_s)
     plan = stoker.tune(source, global_batch=64, mode="train", device="cuda", budget_s=10)
     assert plan.batch_size * plan.accumulate == 64
     assert plan.measured is not None

@@ -8,12 +8,13 @@ import pytest
 
 import stoker
 from stoker.errors import InputError
+from stoker.measure.bench import Talk, drive
 from stoker.measure.keeping import ENVIRONMENT, Keeping, can_keep_memory
 from stoker.predict.forecast import Predictor, landscape, parse_faster
 from stoker.predict.probes import Probes, facts_of, read
 from stoker.records import Setting, encode
 from stoker.tune.advise import remedies
-from stoker.tune.probe import probe
+from stoker.tune.probe import probe, prober
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
 
@@ -191,3 +192,23 @@ def test_a_stream_can_be_probed() -> None:
     assert stoker.predict(found, Setting(batch_size=8, num_workers=1), items=100).total_s > 0
     with pytest.raises(InputError, match="--items"):
         stoker.predict(found, Setting(batch_size=8))
+
+
+@pytest.mark.parametrize(
+    ("name", "budget_s", "fits"), [("plain", 60, True), ("plain", 1e-9, False), ("large", 60, False)]
+)
+def test_a_size_beyond_the_usual_is_probed_where_it_fits(name: str, budget_s: float, fits: bool) -> None:
+    known: list[Probes] = []
+
+    def talk() -> Talk[Probes | None]:
+        at_work = prober(Setting(), [2, 4], budget_s=0.5)
+        known.append((yield from at_work.talk()))
+        return (yield from at_work.further(32, budget_s))
+
+    source = f"{HERE}:{'plain' if name == 'plain' else 'out_of_memory_above_16'}"
+    found = drive(source, talk(), mode="infer", device="cpu")
+    assert (found is not None) == fits
+    if found is not None:
+        assert {run.kind for run in found.runs if run.batch_size == 32} == {"step", "load"}
+        assert len(found.runs) > len(known[0].runs)
+        assert not found.ran_out

@@ -51,8 +51,8 @@ def test_there_is_one_update_for_so_many_batches(accumulate: int, updates: int) 
 
 
 def test_batches_that_are_gathered_learn_what_one_of_all_would() -> None:
-    model = nn.Linear(3, 2)
-    two, one = copy.deepcopy(model), copy.deepcopy(model)
+    start = nn.Linear(3, 2)
+    two, one = copy.deepcopy(start), copy.deepcopy(start)
     for model, batches, accumulate in (
         (two, BATCHES[:2], 2),
         (one, [tuple(torch.cat(part) for part in zip(*BATCHES[:2], strict=True))], 1),
@@ -63,7 +63,7 @@ def test_batches_that_are_gathered_learn_what_one_of_all_would() -> None:
             step(batch, lambda name: None)
         model.load_state_dict(step.model.state_dict())
     assert torch.allclose(two.weight, one.weight)
-    assert not torch.allclose(two.weight, nn.Linear(3, 2).weight)
+    assert not torch.allclose(two.weight, start.weight)
 
 
 def test_what_was_gathered_for_another_run_is_dropped() -> None:

@@ -219,3 +219,12 @@ def computes_when_opened() -> stoker.Workload:
             return x[:, :2] + self.weight.exp().sum()
 
     return stoker.Workload(model=Model, dataset=Numbers, loss=torch.nn.CrossEntropyLoss())
+
+
+def step_out_of_memory_above_16(model: torch.nn.Module, batch: Any) -> None:
+    if len(batch[0]) > 16:
+        torch.empty(2**60, dtype=torch.uint8)
+
+
+def out_of_memory_above_16() -> stoker.Workload:
+    return with_data(Numbers, step=step_out_of_memory_above_16)

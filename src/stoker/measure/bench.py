@@ -1,7 +1,7 @@
 """Many trials of one workload, one after another from one child process: the data is opened and the model put on the
 device once. A crash, a hang or running out of memory costs that trial; the rest go on in a fresh child.
 
-Where no model is run, each trial has a process of its own, forked from that child: what one leaves behind (C's malloc
+Where no GPU is used, each trial has a process of its own, forked from that child: what one leaves behind (C's malloc
 keeps memory once it has seen large pieces, which makes later loading several times as fast) is not there for the next.
 
 The caller writes a generator that yields a `Job` and is sent its `Trial`, so that each job can depend on the trials

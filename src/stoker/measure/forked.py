@@ -1,8 +1,10 @@
 """Calls in processes forked from this one: each begins where this process stands, and leaves nothing behind in it."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from select import select
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -13,6 +15,7 @@ from stoker.measure.server import ERROR, FRAME, RESULT, Failure, write_frame
 from stoker.records import encode
 
 T = TypeVar("T")
+_LOOK_S = 0.1
 _PART_BYTES = 1 << 16
 """Little enough for malloc to take it from its heap: a larger piece, once freed, changes how it serves later ones."""
 
@@ -38,14 +41,10 @@ class Forked(Generic[T]):
 
     def result(self) -> T | Failure:
         """What it returned, or how it failed; `signal` is what ended it, if something did."""
-        parts = []
-        while part := os.read(self._read, _PART_BYTES):
-            parts.append(part)
+        data, status = self._said()
         os.close(self._read)
-        _, status = os.waitpid(self._pid, 0)
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        data = b"".join(parts)
-        if len(data) < FRAME.size or len(data) < FRAME.size + FRAME.unpack_from(data)[1]:
+        if not _is_whole(data):
             name = outcomes.signal_name(self.signal) if self.signal is not None else "no signal"
             return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
         tag, _ = FRAME.unpack_from(data)
@@ -53,6 +52,32 @@ class Forked(Generic[T]):
         if tag == RESULT:
             return msgspec.json.decode(payload, type=self._kind)
         return msgspec.json.decode(payload, type=Failure)
+
+    def _said(self) -> tuple[bytes, int]:
+        """All that it wrote, and its status.
+
+        Whoever it started may outlive it and hold the pipe open, so the pipe's end is not waited for: what it says has
+        a length, and a process that ends without it will say no more.
+        """
+        data, ended, status = bytearray(), False, 0
+        while not _is_whole(data):
+            if select([self._read], [], [], 0 if ended else _LOOK_S)[0]:
+                part = os.read(self._read, _PART_BYTES)
+                if not part:
+                    break
+                data += part
+            elif ended:
+                break
+            else:
+                pid, status = os.waitpid(self._pid, os.WNOHANG)
+                ended = pid != 0
+        if not ended:
+            _, status = os.waitpid(self._pid, 0)
+        return bytes(data), status
+
+
+def _is_whole(data: bytes | bytearray) -> bool:
+    return len(data) >= FRAME.size and len(data) >= FRAME.size + int(FRAME.unpack_from(data)[1])
 
 
 def _be_child(function: Callable[[], Any], write: int) -> None:
@@ -63,4 +88,6 @@ def _be_child(function: Callable[[], Any], write: int) -> None:
         failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=outcomes.trace_of(error))
         write_frame(write, ERROR, encode(failure))
     finally:
+        for worker in multiprocessing.active_children():  # of a run that failed: nobody ends them any more
+            worker.kill()
         os._exit(0)

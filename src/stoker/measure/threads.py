@@ -5,16 +5,17 @@ from typing import Any
 
 import torch
 
-_set_num_threads = torch.set_num_threads
+_set_num_threads, _get_num_threads = torch.set_num_threads, torch.get_num_threads
 
 
 class Held:
     """One thread while a person's code is opened; the number that it asks for meanwhile is kept for the runs."""
 
     def __init__(self) -> None:
-        self.wanted = torch.get_num_threads()
+        self.wanted = _get_num_threads()
         _set_num_threads(1)
         torch.set_num_threads = self._asked  # type: ignore[assignment]
+        torch.get_num_threads = lambda: self.wanted
 
     def _asked(self, number: Any) -> None:
         if torch.set_num_threads is _set_num_threads or not isinstance(number, int) or number < 1:
@@ -24,7 +25,7 @@ class Held:
 
     def release(self, number: int | None = None) -> None:
         """In the process that runs: so many threads, or as many as were asked for."""
-        torch.set_num_threads = _set_num_threads
+        torch.set_num_threads, torch.get_num_threads = _set_num_threads, _get_num_threads
         _set_num_threads(number or self.wanted)
 
 

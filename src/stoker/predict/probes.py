@@ -109,17 +109,6 @@ def read(data: bytes) -> Probes:
     return probes
 
 
-def together(one: Probes, other: Probes) -> Probes:
-    """Both, of the same workload on the same machine."""
-    return msgspec.structs.replace(
-        one,
-        runs=(*one.runs, *other.runs),
-        seconds=one.seconds + other.seconds,
-        notes=tuple(dict.fromkeys((*one.notes, *other.notes))),
-        ran_out=one.ran_out or other.ran_out,
-    )
-
-
 class _Versioned(msgspec.Struct):
     version: int = VERSION
 

@@ -235,6 +235,7 @@ def remedies_of(trial: Trial) -> list[Remedy]:
     try:
         epochs = len(trial.timeline.batches)
         items = max(1, trial.items // epochs)
-        return remedies(Predictor(probes), trial.setting, items, epochs=epochs, waited=waited(trial))
+        setting = msgspec.structs.replace(trial.setting, accumulate=1)  # its steps are as they were seen
+        return remedies(Predictor(probes), setting, items, epochs=epochs, waited=waited(trial))
     except InputError:
         return []

@@ -74,7 +74,7 @@ class Wish(Record, frozen=True):
         return share // batch_size
 
     def accumulating(self, setting: Setting, asked_for: bool) -> Setting:
-        """The same with its number of batches to an update; what a person has now stays as it is."""
+        """The same with its number of batches to an update; a size that was not asked for stays as it is."""
         return msgspec.structs.replace(
             setting, accumulate=self.accumulation(setting.batch_size) if asked_for else setting.accumulate
         )
@@ -136,7 +136,8 @@ def candidates_of(
     items = min(probes.subject.items or objective.items, objective.items)
     sizes, counts = wish.batch_sizes(None, items), _worker_counts(bounds, wish)
     if wish.batch_size is None:  # what lies above a bound is ruled out by name; below it there has to be something
-        sizes = sorted({*sizes, *wish.batch_sizes(_bearable(item_bytes, bounds, sizes[0]), items)})
+        least = Setting(batch_size=sizes[0], accumulate=2 if wish.global_batch else 1)
+        sizes = sorted({*sizes, *wish.batch_sizes(_bearable(item_bytes, bounds, least), items)})
     pairs = [(size, workers) for size in sizes for workers in counts]
     if wish.current is not None:
         pairs.append((wish.current.batch_size, wish.current.num_workers))
@@ -198,12 +199,12 @@ def larger(wish: Wish, base: Setting, predictor: Predictor, objective: Objective
     return size if best_s(size) < (1 - _WORTH) * min(map(best_s, sizes)) else None
 
 
-def _bearable(item_bytes: float, bounds: Bounds, least: int) -> int | None:
+def _bearable(item_bytes: float, bounds: Bounds, least: Setting) -> int | None:
     """The largest batch that the machine bears without workers, where it bears not even the least one."""
-    size = least
-    while size > 1 and ruled_out(Setting(batch_size=size), item_bytes, bounds) is not None:
+    size = least.batch_size
+    while size > 1 and ruled_out(msgspec.structs.replace(least, batch_size=size), item_bytes, bounds) is not None:
         size -= 1
-    return None if size == least else size
+    return None if size == least.batch_size else size
 
 
 def candidate_of(

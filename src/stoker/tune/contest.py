@@ -173,7 +173,7 @@ def _warm_up(chosen: Sequence[Candidate]) -> Talk[None]:
     base = chosen[0].setting
     for size in sizes if base.pin_memory else sizes[:1]:
         yield Job(
-            setting=msgspec.structs.replace(base, batch_size=size, num_workers=0),
+            setting=msgspec.structs.replace(base, batch_size=size, num_workers=0, accumulate=1),
             extent=Extent(batches=_WARM_UP_BATCHES, warmup=0, source="memory"),
             repeats=KEPT_ITEMS,
             limit_s=_WARM_UP_S,
@@ -216,7 +216,8 @@ def _job(candidate: Candidate, objective: Objective, target_s: float) -> Job:
     setting = candidate.setting
     epoch_s = _epoch_s(candidate, objective)
     whole = math.ceil(objective.items / setting.batch_size)
-    least = max(3, setting.prefetch_factor + 1) * max(1, setting.num_workers) + 4  # not all of it loaded ahead
+    least = max(3, setting.prefetch_factor + 1) * max(1, setting.num_workers) + 5  # not all of it loaded ahead
+    least += 2 * (setting.accumulate - 1)
     batches = whole if epoch_s <= 1.5 * target_s else max(least, int(whole * target_s / epoch_s))
     batches = -(-batches // setting.accumulate) * setting.accumulate
     limit_s = 10 + 6 * max(target_s, epoch_s * batches / whole)
@@ -268,7 +269,7 @@ def thesis(
         found[0].setting, batch_size=size, num_workers=plan.num_workers, prefetch_factor=2
     )
     chosen = candidate_of(setting, wish, predictor, objective)
-    now = [each for each in found if wish.is_current(each.setting) and each.setting != setting]
+    now = [each for each in found if wish.is_current(each.setting) and each.setting != chosen.setting]
     seen: dict[int, Measured | None] = {}
     for place, each in enumerate((chosen, *now[:1])):
         trial = yield from _one(_job(each, objective, _MOST_RUN_S), told)
@@ -279,7 +280,7 @@ def thesis(
 
 
 def thesis_job(base: Setting, size: int, limit_s: float) -> Job:
-    setting = msgspec.structs.replace(base, batch_size=size, num_workers=0)
+    setting = msgspec.structs.replace(base, batch_size=size, num_workers=0, accumulate=1)
     return Job(setting=setting, extent=Extent(batches=ITERATIONS, warmup=0), limit_s=max(10.0, limit_s))
 
 

@@ -79,6 +79,21 @@ def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
     )
 
 
+def _steady_batches(trial: Trial) -> tuple[int, int]:
+    """Which batches tell the steady rate: as many as make whole updates; none where the run is too short."""
+    setting, count = trial.setting, len(trial.timeline.items)
+    updates = setting.accumulate if trial.workload.mode == "train" else 1
+    skip = max(3, setting.num_workers)
+    if count <= 2 * skip:
+        return 0, 0
+    ahead = setting.prefetch_factor * setting.num_workers if trial.workload.device == "cpu" else 0
+    for most in (count - ahead, count):
+        whole = (most - skip) // updates * updates
+        if whole >= (_ENOUGH if most < count else 1):
+            return skip, skip + whole
+    return 0, count // updates * updates
+
+
 def steady_item_s(trial: Trial) -> float:
     """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short.
 
@@ -86,13 +101,10 @@ def steady_item_s(trial: Trial) -> float:
     may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: a step on the
     CPU has its cores to itself then, and is not taken for one that shares them, where there are enough others.
     """
-    setting, items = trial.setting, trial.timeline.items
-    skip = max(3, setting.num_workers)
-    ahead = setting.prefetch_factor * setting.num_workers if trial.workload.device == "cpu" else 0
-    end = len(items) - ahead if len(items) >= skip + ahead + _ENOUGH else len(items)
-    if len(items) > 2 * skip:
+    begin, end = _steady_batches(trial)
+    if begin < end:
         loop = [stage for name, stage in trial.stages.items() if stage.clock == "loop" and name not in PER_EPOCH]
-        return max(1e-9, sum(sum(stage.samples_s[skip:end]) for stage in loop) / sum(items[skip:end]))
+        return max(1e-9, sum(sum(stage.samples_s[begin:end]) for stage in loop) / sum(trial.timeline.items[begin:end]))
     span = steady(trial)
     if span is not None and span.items and span.seconds > 0:
         return span.seconds / span.items

@@ -31,6 +31,7 @@ _SAMPLING = 0.04
 """What the mean of the items that are probed may be off by, about, before more of them are."""
 _CROWDED_STEPS, _LEAST_CROWDED_STEPS = 16, 6
 """How many steps beside a worker: it has loaded the first two batches ahead, and beside the last two loads no more."""
+_FURTHER_BATCHES = 3
 _QUICK_S = 1e-4
 """An item that takes less than this was not read from a file."""
 _LONG_SHARE = 0.12
@@ -50,14 +51,14 @@ def probe(
     """Probe a workload on this machine. `batch_sizes` are the least, a middle and the largest size to be predicted."""
     return drive(
         source,
-        probing(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event),
+        prober(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event).talk(),
         mode=mode,
         device=device,
         on_event=on_event,
     )
 
 
-def probing(
+def prober(
     setting: Setting,
     batch_sizes: Sequence[int],
     *,
@@ -65,18 +66,18 @@ def probing(
     host_memory_bytes: int | None = None,
     needs_length: bool = False,
     on_event: OnEvent | None = None,
-) -> Talk[Probes]:
-    """The same, as jobs for a bench that may go on to other things; a set without a length is refused where it
+) -> "Prober":
+    """The same, for a bench that may go on to other things; a set without a length is refused where it
     `needs_length`."""
     if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
     if not batch_sizes or min(batch_sizes) < 1:
         raise InputError(f"batch sizes must be at least 1, got {list(batch_sizes) or 'none'}")
     sizes = sorted(set(batch_sizes))
-    return (yield from _Prober(setting, sizes, budget_s, host_memory_bytes, needs_length, on_event).talk())
+    return Prober(setting, sizes, budget_s, host_memory_bytes, needs_length, on_event)
 
 
-class _Prober(ProbeRuns):
+class Prober(ProbeRuns):
     """Which runs are made, in the order of what they tell."""
 
     def talk(self) -> Talk[Probes]:
@@ -95,6 +96,22 @@ class _Prober(ProbeRuns):
             yield from self._keep("kept", middle, 1, batches=self._sent(middle, 4))
         if self._subject is not None and self._subject.device != "cpu" and self._cores > 1:
             yield from self._alone(middle, 4, "single")  # a step on the CPU needs them all
+        return self._probes()
+
+    def further(self, size: int, budget_s: float) -> Talk[Probes | None]:
+        """A size beyond those probed: its step and its loading. None where there is no time for that, or no room."""
+        self._began, self._budget_s = perf_counter(), budget_s
+        largest = max(self._step_s, default=size)
+        step_s = self._step_s.get(largest, budget_s) * size / largest
+        if 2 * _FURTHER_BATCHES * (self._item_s * size + step_s) > budget_s or self._breaks(size, 0):
+            return None
+        ran_out, before = self._ran_out, len(self._runs)
+        yield from self._step(size, 2 * _FURTHER_BATCHES)
+        self._ran_out = ran_out  # the sizes below it fit, as was seen
+        if len(self._runs) == before:
+            return None
+        yield from self._keep("load", size, 1, batches=_FURTHER_BATCHES)
+        yield from self._alone(size, _FURTHER_BATCHES)
         return self._probes()
 
     def _clamped(self) -> list[int]:
@@ -264,15 +281,18 @@ class _Prober(ProbeRuns):
             if count < 1:
                 self._notes.append(f"steps of {size} items were not probed: the budget is too short")
                 continue
-            yield from self._keep("step", size, 0, batches=max(2, count), repeats=KEPT_ITEMS, memory=True)
-            last = self._runs[-1]
-            if (last.kind, last.batch_size) == ("step", size):
-                hosts = [done - got for got, done in zip(last.got_s, last.done_s, strict=True)]
-                self._step_s[size] = max(median(hosts[1:] or hosts), median(last.device_s[1:] or last.device_s))
-                each_s = self._step_s[size] / size
+            yield from self._step(size, max(2, count))
+            each_s = self._step_s.get(size, each_s * size) / size
         if self._on_cpu:
             count = self._affordable(2 * each_s * small, most=_CROWDED_STEPS)
             yield from self._keep("crowded", small, 1, batches=max(count, _LEAST_CROWDED_STEPS))
+
+    def _step(self, size: int, batches: int) -> Talk[None]:
+        yield from self._keep("step", size, 0, batches=batches, repeats=KEPT_ITEMS, memory=True)
+        last = self._runs[-1] if self._runs else None
+        if last is not None and (last.kind, last.batch_size) == ("step", size):
+            hosts = [done - got for got, done in zip(last.got_s, last.done_s, strict=True)]
+            self._step_s[size] = max(median(hosts[1:] or hosts), median(last.device_s[1:] or last.device_s))
 
     def _affordable(self, step_s: float, *, most: int) -> int:
         return most if step_s <= 0 else min(most, int(_LONG_SHARE * self._budget_s / step_s))

@@ -11,7 +11,7 @@ from stoker.errors import InputError
 from stoker.measure.bench import Talk
 from stoker.measure.trial import OnEvent
 from stoker.predict.forecast import Predictor, items_of
-from stoker.predict.probes import Probes, together
+from stoker.predict.probes import Probes
 from stoker.records import Precision, Setting, Trial
 from stoker.tune.advise import remedies, verdict, waited
 from stoker.tune.answer import Plan, Planner
@@ -20,7 +20,7 @@ from stoker.tune.constrain import Bounds, RuledOut, bounds_of
 from stoker.tune.contest import Told, contend, everything, knee, thesis
 from stoker.tune.limit import Limit
 from stoker.tune.objective import Objective
-from stoker.tune.probe import probing
+from stoker.tune.probe import prober as prober_of
 from stoker.tune.probe_runs import unusable
 from stoker.tune.remarks import budget_notes, choice_notes, named, run_notes, stream_notes, unfinished
 
@@ -68,34 +68,29 @@ class Tuner:
 
     def talk(self) -> Talk[Plan | None]:
         """All of it in one child; None where it has to stop for the ceiling of device memory."""
-        sizes = self._wish.probe_sizes(self.ceiling and self.ceiling.batch_size)
-        probes = yield from self._probed(sizes, _PROBE_SHARE)
+        prober = prober_of(
+            self._base,
+            self._wish.probe_sizes(self.ceiling and self.ceiling.batch_size),
+            budget_s=_PROBE_SHARE * self._budget_s,
+            host_memory_bytes=self._host_memory_bytes,
+            needs_length=self._asked[0] is None,
+            on_event=self._on_event,
+        )
+        probes = yield from prober.talk()
+        self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
         if probes.subject.batch_sampler:
             self._wish = self._wish.with_batch(probes.runs[0].batch_size)
         for _ in range(_TIMES_FURTHER):
             larger = self._larger(probes)
-            if larger is None:
+            more = larger and (yield from prober.further(larger, _FURTHER_SHARE * self._budget_s))
+            if not larger or not more:
                 break
-            more = yield from self._probed([sizes[-1], larger], _FURTHER_SHARE)
-            probes, sizes = together(probes, more), [larger]
-            self._wish = msgspec.structs.replace(self._wish, largest=larger)
+            probes, self._wish = more, msgspec.structs.replace(self._wish, largest=larger)
         self._tell("probes", msgspec.to_builtins(probes))
         self._probes = probes
         if self.ceiling is None and probes.subject.device.startswith("cuda") and probes.ran_out:
             return None
         return (yield from self.rest())
-
-    def _probed(self, sizes: Sequence[int], share: float) -> Talk[Probes]:
-        return (
-            yield from probing(
-                self._base,
-                sizes,
-                budget_s=share * self._budget_s,
-                host_memory_bytes=self._host_memory_bytes,
-                needs_length=self._asked[0] is None,
-                on_event=self._on_event,
-            )
-        )
 
     def _larger(self, probes: Probes) -> int | None:
         """A size beyond those that were probed, where nobody set a bound and it is predicted to pay.
@@ -122,7 +117,6 @@ class Tuner:
         """Everything that follows the probes."""
         probes = self._probes
         assert probes is not None
-        self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
         objective, per_gpu, predictor = self._objective(probes), self._share(probes), self._predictor(probes)
         bounds = bounds_of(
             probes.machine,
@@ -182,7 +176,7 @@ class Tuner:
 
     def _kept_items(self, probes: Probes) -> int:
         """How many items' memory the gradients take, which an accumulating loop keeps between batches."""
-        if self.ceiling is None or not self.ceiling.item_bytes:
+        if self.ceiling is None or not self.ceiling.item_bytes or probes.subject.mode != "train":
             return 0
         return -(-_GRADIENT_BYTES * (probes.subject.parameters or 0) // self.ceiling.item_bytes)
 
