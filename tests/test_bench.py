@@ -19,6 +19,7 @@ from stoker.measure.others import disturbed
 from stoker.measure.server import Failure
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
+ODD = HERE.parent / "odd.py"
 FEW = Extent(batches=3, warmup=0)
 
 
@@ -252,3 +253,14 @@ def test_a_process_that_ends_without_a_word_is_not_waited_for_by_the_pipe_that_o
     assert found, "it still waits"
     assert isinstance(found[0], Failure)
     assert forked.signal == signal.SIGKILL
+
+
+def test_threads_of_a_persons_own_are_there_in_every_run() -> None:
+    found = drive(f"{ODD}:pooled", jobs(Setting(batch_size=4), Setting(batch_size=8)), device="cpu")
+    assert [trial.outcome for trial in found] == ["done"] * 2
+
+
+def test_a_run_that_ends_itself_costs_itself_alone() -> None:
+    settings = (Setting(batch_size=2), Setting(batch_size=8), Setting(batch_size=4))
+    found = drive(f"{ODD}:leaves", jobs(*settings), mode="infer", device="cpu")
+    assert [trial.outcome for trial in found] == ["done", "crashed", "done"]

@@ -322,3 +322,16 @@ def test_sizes_beyond_the_usual_are_looked_at_where_nobody_set_a_bound(
 
 def test_sizes_beyond_the_usual_are_left_where_they_would_not_pay(probed: Probes) -> None:
     assert larger(Wish(), Setting(), Predictor(probed), Objective(items=100_000), 100_000) is None
+
+
+def test_an_effective_batch_that_no_epoch_fills_is_refused() -> None:
+    with pytest.raises(InputError, match="more than the set's 100 items"):
+        Wish(global_batch=128).effective_notes("train", 100)
+    assert Wish(global_batch=64).effective_notes("train", 100) == []
+    assert "no updates" in Wish(global_batch=128).effective_notes("infer", 100)[0]
+
+
+@pytest.mark.parametrize("setting", [{"num_workers": 10**9}, {"num_workers": 1, "prefetch_factor": 10**9}])
+def test_what_would_take_for_ever_to_simulate_is_refused(setting: dict[str, Any], probed: Probes) -> None:
+    with pytest.raises(InputError, match="can be simulated up to 1024"):
+        predict(probed, Setting(**setting), items=100)

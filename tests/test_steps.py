@@ -82,6 +82,9 @@ def test_a_profile_says_where_batches_cannot_be_gathered() -> None:
     assert OWN_UPDATES in own.notes
     nothing = stoker.profile(f"{HERE}:plain", setting, extent, device="cpu", mode="infer")
     assert any("inference has none" in note for note in nothing.notes)
+    many = Setting(batch_size=8, accumulate=4)
+    few = stoker.profile(f"{HERE}:plain", many, extent, device="cpu", mode="train")
+    assert any("none was made" in note for note in few.notes)
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -1,5 +1,7 @@
 """Workloads that are odd in ways that tuning must bear: tiny, uneven, or broken altogether."""
 
+import concurrent.futures
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -78,3 +80,30 @@ def own_batches() -> stoker.Workload:
     """Batches of five, whatever is asked for."""
     data = Few(400)
     return workload_of(data).with_(batch_sampler=BatchSampler(SequentialSampler(data), 5, drop_last=False))
+
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
+
+
+class Pooled(Dataset[Any]):
+    """Asks a thread that was there before for every item."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return POOL.submit(torch.full, (8,), float(index)).result(), index % 2
+
+
+def pooled() -> stoker.Workload:
+    POOL.submit(int).result()
+    return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Pooled, loss=torch.nn.CrossEntropyLoss())
+
+
+def exits(model: torch.nn.Module, batch: Any) -> None:
+    if len(batch[0]) == 8:
+        os._exit(3)
+
+
+def leaves() -> stoker.Workload:
+    return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Few(64), step=exits)

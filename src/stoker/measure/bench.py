@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
+import psutil
 
 from stoker.errors import StokerError
 from stoker.machine import inspect
@@ -175,6 +176,7 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
     from stoker.measure.pipeline import Opened
     from stoker.measure.threads import hold
 
+    before, forks = psutil.Process().num_threads(), True
     threads = hold()
     workload = opened(source, mode, emit)
     emit("phase", "preparing")
@@ -187,9 +189,11 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
                 return True
             emit("job", None)
             run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
-            if bench.can_fork() and job.nap_s is None:
+            if forks and bench.can_fork() and job.nap_s is None:
                 bench.make_model()
-            outcome = _forked(run) if bench.can_fork() else run()
+            # Threads of the person's own would not survive a fork, and whoever waited for them would wait for ever.
+            forks = forks and bench.can_fork() and psutil.Process().num_threads() <= before
+            outcome = _forked(run) if forks else run()
             if outcome != "done":
                 return True
 
@@ -197,7 +201,7 @@ def _serve(source: Workload | Named, mode: Mode | None, device: str, path: str, 
 def _forked(run: Callable[[], str]) -> str:
     """In a process of its own, which says itself what it found: this one stays as it is, for the next to begin alike.
 
-    What ends that process by a signal ends this one too, and is told by whoever sees it.
+    What ends that process by a signal, or without a word, ends this one too, and is told by whoever sees it.
     """
     forked = Forked(run, str)
     result = forked.result()
@@ -205,6 +209,8 @@ def _forked(run: Callable[[], str]) -> str:
         return result
     if forked.signal is not None:
         os.kill(os.getpid(), forked.signal)
+    if forked.exit_code is not None:
+        os._exit(forked.exit_code)
     raise isolate.error_of(result)
 
 

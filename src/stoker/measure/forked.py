@@ -26,6 +26,7 @@ class Forked(Generic[T]):
     def __init__(self, function: Callable[[], T], kind: type[T]) -> None:
         self._kind = kind
         self.signal: int | None = None
+        self.exit_code: int | None = None
         self._read, write = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -40,11 +41,13 @@ class Forked(Generic[T]):
         os.waitpid(self._pid, 0)
 
     def result(self) -> T | Failure:
-        """What it returned, or how it failed; `signal` is what ended it, if something did."""
+        """What it returned, or how it failed; `signal` is what ended it, if something did, and `exit_code` how it ended
+        itself without a word."""
         data, status = self._said()
         os.close(self._read)
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if not _is_whole(data):
+            self.exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
             name = outcomes.signal_name(self.signal) if self.signal is not None else "no signal"
             return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
         tag, _ = FRAME.unpack_from(data)

@@ -86,6 +86,10 @@ class Opened:
             loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
         if setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself:
             feed.notes.append(OWN_UPDATES)
+        elif setting.accumulate > len(loop.items) and self.mode == "train":
+            feed.notes.append(
+                f"{len(loop.items)} batches are fewer than the {setting.accumulate} of one update: none was made"
+            )
         trial = Trial(
             outcome="done", workload=self._subject(step), setting=setting, extent=extent, notes=tuple(feed.notes)
         )

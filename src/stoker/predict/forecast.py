@@ -23,6 +23,7 @@ _NOISE, _FIRST_NOISE = 0.12, 0.2
 """The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
 the same setting on a shared machine differ by."""
 NO_LENGTH = "the dataset has no length; say how many items to count with: --items 10000"
+_MOST_SIMULATED = 1024
 _CROWDED = 2.0
 """With more workers than cores, the order in which they get them decides the first batch: so much wider."""
 
@@ -82,6 +83,9 @@ class Predictor:
         for name, value in (("items", items), ("epochs", epochs)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        for name, value in (("workers", setting.num_workers), ("prefetch factor", setting.prefetch_factor)):
+            if value > _MOST_SIMULATED:
+                raise InputError(f"{name} can be simulated up to {_MOST_SIMULATED}, got {value}")
         load = Load(items=items, epochs=epochs, drop_last=drop_last)
         if not load.batches(setting.batch_size):
             raise InputError(f"{items} items make no whole batch of {setting.batch_size}")

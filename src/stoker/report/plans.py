@@ -100,5 +100,5 @@ def _ruled_out(plan: Plan) -> list[RenderableType]:
     for bound, count in counts.items():
         each = first[bound]
         setting = f"batch {each.batch_size}, {format_workers(each.num_workers)}"
-        lines.append(Text(f"  {bound}: {count} settings; {setting}: {each.sentence}"))
+        lines.append(Text(f"  {bound}: {count} setting{'s' if count > 1 else ''}; {setting}: {each.sentence}"))
     return lines

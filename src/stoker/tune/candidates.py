@@ -113,6 +113,18 @@ class Wish(Record, frozen=True):
             return False
         return isinstance(setting, RuledOut) or now.prefetch_factor == setting.prefetch_factor or not now.num_workers
 
+    def effective_notes(self, mode: Mode, items: int | None) -> list[str]:
+        """What is to be said of an effective batch; one that no epoch fills is refused."""
+        if self.global_batch is None:
+            return []
+        if mode == "train" and items is not None and self.global_batch > items:
+            raise InputError(
+                f"a global batch of {self.global_batch} is more than the set's {items} items: no epoch has an update"
+            )
+        return (
+            ["inference has no updates: a global batch only says which sizes may be chosen"] if mode == "infer" else []
+        )
+
     def training_notes(self, mode: Mode, batch_size: int, items: int | None) -> list[str]:
         """What another batch does to training, said where it was not fixed."""
         if mode != "train" or self.global_batch is not None or self.current is None or items is None:

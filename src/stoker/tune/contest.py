@@ -23,6 +23,8 @@ _RUNNERS, _MOST_RUNNERS = 3, 8
 _ROUNDS = 5
 _LEAST_RUN_S, _MOST_RUN_S, _BETWEEN_S = 1.0, 5.0, 0.3
 _WARM_UP_BATCHES, _WARM_UP_S = 2, 20.0
+_FRESH_SHARE = 0.1
+"""Where to begin a new process takes more than this of the time, as where a model is long in the making, one does."""
 _APART, _APART_ONCE = 0.05, 0.15
 """Two settings whose runs differ by more than this, without overlap, need no more runs to be told apart; and where one
 of them has been run only once, which may have been in a bad moment."""
@@ -127,9 +129,12 @@ def _rounds(
     trials: dict[int, list[Trial]] = {place: [] for place in range(len(chosen))}
     seen: dict[int, Measured | None] = {}
     target_s = min(_MOST_RUN_S, max(_LEAST_RUN_S, left_s / (len(chosen) * 3)))
+    fresh_s = 0.0
     for number in range(_ROUNDS):
-        if not number or not chosen[0].setting.pin_memory:
+        if not number or (fresh_s < _FRESH_SHARE * left_s and not chosen[0].setting.pin_memory):
+            fresh_s = perf_counter()
             yield from _warm_up(chosen)
+            fresh_s = perf_counter() - fresh_s
         order = _order(number, chosen, trials, seen, left_s - (perf_counter() - began))
         for place in order:
             if number and perf_counter() - began > left_s - min(target_s, _last_s(trials[place])):

@@ -100,6 +100,7 @@ class Prober(ProbeRuns):
 
     def further(self, size: int, budget_s: float) -> Talk[Probes | None]:
         """A size beyond those probed: its step and its loading. None where there is no time for that, or no room."""
+        self._earlier_s += perf_counter() - self._began
         self._began, self._budget_s = perf_counter(), budget_s
         largest = max(self._step_s, default=size)
         step_s = self._step_s.get(largest, budget_s) * size / largest

@@ -35,7 +35,7 @@ class ProbeRuns:
     ) -> None:
         self._setting, self._sizes, self._budget_s, self._on_event = setting, sizes, budget_s, on_event
         self._host_memory_bytes, self._needs_length = host_memory_bytes, needs_length
-        self._began = perf_counter()
+        self._began, self._earlier_s = perf_counter(), 0.0
         self._runs: list[Run] = []
         self._notes: list[str] = []
         self._facts: Facts
@@ -151,16 +151,17 @@ class ProbeRuns:
         assert self._subject is not None
         if self._failed_step is not None and not any(run.kind == "step" for run in self._runs):
             raise unusable(self._failed_step)
+        notes = list(self._notes)
         if self._unfit:
-            self._notes.append(f"batches of {', '.join(dict.fromkeys(self._unfit))} were not probed: they do not fit")
+            notes.append(f"batches of {', '.join(dict.fromkeys(self._unfit))} were not probed: they do not fit")
         if self._left_out:
-            self._notes.append(
+            notes.append(
                 f"{self._left_out} of {self._left_out + len(self._runs)} probes were left out, "
                 "as the budget was spent: predictions are rougher"
             )
         if self._disturbed:
-            self._notes.append(
-                f"probes were run again {self._disturbed} times, as other processes had taken the CPUs: "
+            notes.append(
+                f"{self._disturbed} probes had to be run again, as other processes had taken the CPUs: "
                 "on a busy machine figures are unstable"
             )
         return Probes(
@@ -168,8 +169,8 @@ class ProbeRuns:
             machine=self._facts,
             setting=self._setting,
             runs=tuple(self._runs),
-            seconds=perf_counter() - self._began,
-            notes=tuple(self._notes),
+            seconds=self._earlier_s + perf_counter() - self._began,
+            notes=tuple(notes),
             ran_out=self._ran_out,
         )
 

@@ -78,6 +78,7 @@ class Tuner:
         )
         probes = yield from prober.talk()
         self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
+        self._more_notes += self._wish.effective_notes(probes.subject.mode, probes.subject.items)
         if probes.subject.batch_sampler:
             self._wish = self._wish.with_batch(probes.runs[0].batch_size)
         for _ in range(_TIMES_FURTHER):
