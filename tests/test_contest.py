@@ -12,6 +12,7 @@ from stoker.records import Setting, Stage, Subject, Timeline, Trial
 from stoker.tune import contest
 from stoker.tune.candidates import Candidate, Wish
 from stoker.tune.objective import Measured, Objective
+from stoker.tune.remarks import choice_notes
 
 SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=512, parameters=0)
 ITEMS, SIZE = 512, 8
@@ -212,3 +213,9 @@ def test_a_run_that_is_cut_short_has_whole_updates_in_it() -> None:
     assert contest._job(candidate(0, 1.0, accumulate=16), Objective(items=24), 2.0).extent.batches == 3, (
         "no more than all"
     )
+
+
+@pytest.mark.parametrize(("took_s", "said"), [(1.2, False), (9.0, True), (0.1, True)])
+def test_a_plan_that_was_predicted_far_off_says_so(took_s: float, said: bool) -> None:
+    best = ran(candidate(0, 1.0), took_s)
+    assert any("times what was predicted" in note for note in choice_notes(best, [best])) == said

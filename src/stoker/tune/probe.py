@@ -149,6 +149,8 @@ class Prober(ProbeRuns):
         cores = self._bearable(middle, self._cores)
         batches = max(4, -(-large // middle), 3 * cores)
         trial = yield self._job(middle, cores, batches=batches)
+        if trial.outcome == "timed_out" and cores:  # each further one with workers would take as long
+            raise unusable(trial, f"loading with {format_workers(cores)} gets nowhere")
         if trial.outcome != "done" and cores:
             self._notes.append(f"{format_workers(cores)} with batches of {middle} did not finish: {why(trial)}")
             cores = 0

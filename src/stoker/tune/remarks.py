@@ -11,6 +11,9 @@ from stoker.tune.probe_runs import why
 from stoker.units import format_workers
 
 
+_FAR_OFF = 2.0
+
+
 def named(setting: Setting) -> str:
     ahead = f", {setting.prefetch_factor} ahead" if setting.num_workers and setting.prefetch_factor != 2 else ""
     return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}{ahead}"
@@ -46,6 +49,11 @@ def run_notes(trials: Sequence[Trial], ran: Sequence[Candidate], wish: Wish, out
 def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
     """Where the choice is not what one would expect."""
     yield from why_not_the_quickest(best, ran)
+    if best.measured is not None and not 1 / _FAR_OFF < best.seconds / best.predicted_s < _FAR_OFF:
+        yield (
+            f"the plan took {best.seconds / best.predicted_s:.2g} times what was predicted, so others may be better than "
+            "they seemed: a larger budget probes more of them"
+        )
     largest = max(ran, key=lambda each: each.setting.batch_size)
     size = largest.setting.batch_size
     if size > best.setting.batch_size and largest.measured and best.measured:
