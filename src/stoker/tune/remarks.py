@@ -10,7 +10,6 @@ from stoker.tune.contest import KNEE, why_not_the_quickest
 from stoker.tune.probe_runs import why
 from stoker.units import format_workers
 
-
 _FAR_OFF = 2.0
 
 
@@ -51,8 +50,8 @@ def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
     yield from why_not_the_quickest(best, ran)
     if best.measured is not None and not 1 / _FAR_OFF < best.seconds / best.predicted_s < _FAR_OFF:
         yield (
-            f"the plan took {best.seconds / best.predicted_s:.2g} times what was predicted, so others may be better than "
-            "they seemed: a larger budget probes more of them"
+            f"the plan took {best.seconds / best.predicted_s:.2g} times what was predicted, so others may be better "
+            "than they seemed: a larger budget probes more of them"
         )
     largest = max(ran, key=lambda each: each.setting.batch_size)
     size = largest.setting.batch_size
