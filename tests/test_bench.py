@@ -1,5 +1,6 @@
 """Many trials in one child: what one leaves to the next, and what becomes of the rest when one breaks."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -264,3 +265,16 @@ def test_a_run_that_ends_itself_costs_itself_alone() -> None:
     settings = (Setting(batch_size=2), Setting(batch_size=8), Setting(batch_size=4))
     found = drive(f"{ODD}:leaves", jobs(*settings), mode="infer", device="cpu")
     assert [trial.outcome for trial in found] == ["done", "crashed", "done"]
+
+
+def test_processes_that_were_there_before_a_run_are_there_after_it() -> None:
+    def wait(end: Any) -> None:
+        end.poll(60)
+
+    held, given = multiprocessing.Pipe()
+    helper = multiprocessing.get_context("fork").Process(target=wait, args=(given,), daemon=True)
+    helper.start()
+    assert Forked(lambda: "done", str).result() == "done"
+    assert helper.is_alive()
+    held.send("end")
+    helper.join()

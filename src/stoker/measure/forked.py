@@ -1,6 +1,6 @@
 """Calls in processes forked from this one: each begins where this process stands, and leaves nothing behind in it."""
 
-import multiprocessing
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from select import select
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import psutil
 
 from stoker.errors import StokerError
 from stoker.measure import outcomes
@@ -91,6 +92,7 @@ def _be_child(function: Callable[[], Any], write: int) -> None:
         failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=outcomes.trace_of(error))
         write_frame(write, ERROR, encode(failure))
     finally:
-        for worker in multiprocessing.active_children():  # of a run that failed: nobody ends them any more
-            worker.kill()
+        for worker in psutil.Process().children():  # of a run that failed: nobody else would end them
+            with contextlib.suppress(psutil.Error):
+                worker.kill()
         os._exit(0)
