@@ -416,7 +416,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "regret-two-cores": regret("two-cores"),
     "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 11))),
     "regret-cpu": regret("two-cores-cpu"),
-    "forecast-cpu": forecast("two-cores-cpu", "two-cores-cpu-1"),
+    "forecast-cpu": forecast("two-cores-cpu", "two-cores-cpu-1", "two-cores-cpu-2"),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
     "regret-h200-keeping": regret("h200-keeping"),
