@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import arguments, say, write
 
-from stoker.predict.costs import Costs, FirstSends, Step, Table
-from stoker.predict.loader import simulate
-from stoker.predict.loop import Load
+from stoker.forecast.costs import Costs, FirstSends, Step, Table
+from stoker.forecast.loader import Load
+from stoker.forecast.simulate import simulate
 from stoker.records import Setting
 
 ITEMS = 9469

@@ -12,9 +12,10 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 import stoker
-from stoker.measure import isolate
-from stoker.measure.clock import CudaClock
+from stoker.events import OnEvent
+from stoker.measure.device import CudaClock
 from stoker.measure.steps import ModelStep
+from stoker.process import child
 
 STAGES = ("copy", "forward", "backward", "update")
 Times = dict[str, float]
@@ -40,7 +41,7 @@ class Both:
         return opened
 
 
-def watch(model: str, mode: str, batch_size: int, steps: int, emit: isolate.Emit) -> dict[str, Times]:
+def watch(model: str, mode: str, batch_size: int, steps: int, emit: OnEvent) -> dict[str, Times]:
     device = torch.device("cuda", torch.cuda.current_device())
     workload = stoker.load(model, data="tensors", mode=mode, items=batch_size)  # type: ignore[arg-type]
     setting = stoker.Setting(batch_size=batch_size, pin_memory=True)
@@ -87,7 +88,7 @@ def main() -> None:
     rows = []
     say("model      mode    stage       ours      torch     ratio")
     for model, mode in (("vit_b_16", "infer"), ("vit_b_16", "train"), ("resnet18", "train")):
-        found = isolate.value(isolate.run(watch, (model, mode, 128, 30), kind=dict[str, Times]))
+        found = child.value(child.run(watch, (model, mode, 128, 30), kind=dict[str, Times]))
         rows.append({"model": model, "mode": mode, **found})
         for name, other in found["torch"].items():
             seconds = found["ours"][name]

@@ -17,11 +17,13 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.measure import allocations, isolate
+from stoker.events import OnEvent
 from stoker.measure.steps import make_step
-from stoker.predict.memory import replay
+from stoker.memory.replay import replay
+from stoker.memory.trace import follow
+from stoker.process import child
 from stoker.records import Setting
-from stoker.workload.examples import worst_example
+from stoker.workload.example import worst_example
 
 CONVOLUTIONS = {
     "1d": nn.Conv1d,
@@ -129,11 +131,11 @@ def recorded(shape: Shape, mode: Any) -> dict[str, Any]:
 
 def told(shape: Shape, mode: Any) -> int:
     """In a process of its own: to follow a step changes torch for good."""
-    return isolate.value(isolate.run(_told, (shape, mode), kind=int, timeout_s=60))
+    return child.value(child.run(_told, (shape, mode), kind=int, timeout_s=60))
 
 
-def _told(shape: Shape, mode: Any, emit: isolate.Emit) -> int:
-    log = allocations.record(workload(shape), mode, shape["precision"], None, gpu="h200")
+def _told(shape: Shape, mode: Any, emit: OnEvent) -> int:
+    log = follow.record(workload(shape), mode, shape["precision"], None, gpu="h200")
     return replay(log, shape["batch"], _UNLIMITED).allocated_peak_bytes
 
 

@@ -17,9 +17,9 @@ import torch
 import torchvision
 
 from stoker.machine import cpu
-from stoker.workload.data import open_data
-from stoker.workload.folders import EXTENSIONS
-from stoker.workload.images import decode, transform_for
+from stoker.workload.data.folders import EXTENSIONS
+from stoker.workload.data.images import decode, transform_for
+from stoker.workload.data.open import open_data
 
 MEAN_BYTES, BYTES_TOLERANCE, TIME_TOLERANCE = 117_000, 0.10, 0.15
 RESULT = Path(__file__).parent / "results" / "two-cores" / "decode.json"

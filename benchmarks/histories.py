@@ -16,10 +16,11 @@ import torch
 from common import arguments, say
 
 import stoker
-from stoker.measure import isolate
-from stoker.measure.allocations import OPTIMIZERS
+from stoker.events import OnEvent
 from stoker.measure.steps import make_step
-from stoker.workload import passes
+from stoker.memory.trace.follow import OPTIMIZERS
+from stoker.process import child
+from stoker.workload import calls
 
 GIB = 2**30
 Case = dict[str, Any]
@@ -79,7 +80,7 @@ CASES: list[Case] = [
 ]
 
 
-def record(chosen: Case, emit: isolate.Emit) -> dict[str, Any]:
+def record(chosen: Case, emit: OnEvent) -> dict[str, Any]:
     """The history of a few steps from the making of the model on."""
     device = torch.device("cuda", 0)
     name, mode = chosen["name"], chosen["mode"]
@@ -133,7 +134,7 @@ def place(entry: Any) -> str:
 
 
 def worst_batch(workload: stoker.Workload, batch_size: int) -> Any:
-    dataset = passes.make_dataset(workload)
+    dataset = calls.make_dataset(workload)
     collate = workload.collate_fn or torch.utils.data.default_collate
     return collate([dataset[0]] * batch_size)
 
@@ -149,7 +150,7 @@ def main() -> None:
         if options.only not in chosen["name"] or number < options.first:
             continue
         began = perf_counter()
-        ended = isolate.run(record, (chosen,), kind=dict, timeout_s=60)
+        ended = child.run(record, (chosen,), kind=dict, timeout_s=60)
         words = f"{chosen['name']} {chosen['batch_size']} {chosen['mode']} {chosen['precision']}"
         if ended.result is None:
             why = ended.failure.sentence if ended.failure else ended.output

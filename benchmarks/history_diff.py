@@ -13,28 +13,30 @@ from typing import Any
 
 from common import arguments, say, write
 
-from stoker.measure import isolate
-from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.trial import Named, opened
-from stoker.predict import histories
-from stoker.predict.histories import History, Life
-from stoker.predict.memory import replay
+from stoker.events import OnEvent
+from stoker.measure.profile import opened
+from stoker.memory import histories
+from stoker.memory.histories import History, Life
+from stoker.memory.replay import replay
+from stoker.memory.trace.log import AllocationLog
+from stoker.process import child
+from stoker.records import WorkloadSpec
 from stoker.units import format_bytes, parse_bytes
 
 
 def log_of(history: History) -> AllocationLog:
-    source = Named(spec=history.name, data=None if ":" in history.name else "device")
+    source = WorkloadSpec(spec=history.name, data=None if ":" in history.name else "device")
     what = (source, history.mode, history.precision, history.optimizer, history.channels_last)
-    return isolate.value(isolate.run(_record, what, kind=AllocationLog, stall_s=300))
+    return child.value(child.run(_record, what, kind=AllocationLog, stall_s=300))
 
 
 def _record(
-    source: Named, mode: Any, precision: Any, optimizer: str | None, channels_last: bool, emit: isolate.Emit
+    source: WorkloadSpec, mode: Any, precision: Any, optimizer: str | None, channels_last: bool, emit: OnEvent
 ) -> AllocationLog:
-    from stoker.measure import allocations
+    from stoker.memory.trace import follow
 
     workload = opened(source, mode, emit)
-    return allocations.record(workload, mode, precision, optimizer, channels_last=channels_last)
+    return follow.record(workload, mode, precision, optimizer, channels_last=channels_last)
 
 
 def compare(history: History) -> dict[str, Any]:

@@ -16,22 +16,24 @@ from torch.utils.data import default_collate
 
 import stoker
 from stoker import marks
-from stoker.measure import isolate, spy
-from stoker.workload import passes
+from stoker.events import OnEvent
+from stoker.measure.spy import wrappers
+from stoker.process import child
+from stoker.workload import calls
 
 GROUP = 32
 
 
-def measure(data: str, items: int, emit: isolate.Emit) -> list[dict[str, float]]:
+def measure(data: str, items: int, emit: OnEvent) -> list[dict[str, float]]:
     """Seconds of groups of items, collating included, with and without the spy."""
     torch.set_num_threads(1)  # as in a worker
     workload = stoker.load("resnet18", data=data, mode="infer", items=items)
-    plain = passes.make_dataset(workload)
-    spy.install()
-    spied, collate = spy.spied(copy.deepcopy(plain)), spy.SpiedCollate(None)
+    plain = calls.make_dataset(workload)
+    wrappers.install()
+    spied, collate = wrappers.spied(copy.deepcopy(plain)), wrappers.SpiedCollate(None)
     for index in range(GROUP):  # files cached, code warm
         plain[index], spied[index]
-    spy.ledger().close_batch()
+    wrappers.ledger().close_batch()
     rows = []
     for first in range(0, items - GROUP + 1, GROUP):
         row = {"traced": 0.0, "bare": 0.0}
@@ -52,7 +54,7 @@ def measure(data: str, items: int, emit: isolate.Emit) -> list[dict[str, float]]
 
 
 def _switch(name: str) -> None:
-    marks.record_into(spy.ledger().recorder if name == "traced" else None)
+    marks.record_into(wrappers.ledger().recorder if name == "traced" else None)
 
 
 def main() -> None:
@@ -62,7 +64,7 @@ def main() -> None:
     rows = []
     say("data      an item, bare   traced / bare: median [confidence of 95%]   groups")
     for data in ("jpeg", "tensors"):
-        groups = isolate.value(isolate.run(measure, (data, options.items), kind=list[dict[str, float]]))
+        groups = child.value(child.run(measure, (data, options.items), kind=list[dict[str, float]]))
         ratios = [group["traced"] / group["bare"] for group in groups]
         low, high = confidence(ratios)
         middle = sorted(ratios)[len(ratios) // 2]

@@ -24,6 +24,8 @@ from typing import Any
 
 from common import arguments, say, write
 
+from stoker.events import Phase
+
 Row = dict[str, Any]
 GIB = 2**30
 CARD_GIB, AT_ONCE, PEERS_AT_ONCE = 126, 9, 2
@@ -115,7 +117,7 @@ def answer(row: Row, *, peers: bool, budget_s: float) -> Row:
     began = perf_counter()
     if peers:
         _import_libraries()
-    source = stoker.Named(spec=row["model"], data="device")
+    source = stoker.WorkloadSpec(spec=row["model"], data="device")
     found: Row = {**row, "key": key(row), "peers": peers, "torch": str(torch.__version__)}
     found |= in_child(_versions)  # it cannot be asked here: nothing that uses a GPU could be forked afterwards
     found["auto"] = brief(stoker.limit(source, method="auto", **asked(row)))
@@ -136,7 +138,7 @@ def by_thesis(row: Row) -> Row:
     import stoker
     from stoker.errors import StokerError
 
-    source = stoker.Named(spec=row["model"], data="device")
+    source = stoker.WorkloadSpec(spec=row["model"], data="device")
     found: Row = {}
     for method in ("two-point", "doubling"):
         try:
@@ -185,9 +187,9 @@ def brief(found: Any) -> Row:
 
 
 def in_child(function: Any, *arguments: Any) -> Any:
-    from stoker.measure import isolate
+    from stoker.process import child
 
-    ended = isolate.run(function, arguments, kind=dict, timeout_s=200)
+    ended = child.run(function, arguments, kind=dict, timeout_s=200)
     if ended.result is not None:
         return ended.result
     return {"problem": (ended.failure.sentence if ended.failure else ended.output)[-300:] or ended.how}
@@ -198,13 +200,13 @@ def forked(function: Any, *arguments: Any) -> Any:
     import accelerate  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
     import pytorch_lightning  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
-    from stoker.measure.forked import Forked
-    from stoker.measure.server import Failure
+    from stoker.process.fork import Forked
+    from stoker.process.forkserver import Failure
 
     def timed() -> Row:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(PEER_S)
-        found: Row = function(*arguments, lambda name, data: None)
+        found: Row = function(*arguments, lambda _: None)
         return found
 
     call = Forked(timed, dict)
@@ -221,19 +223,20 @@ def truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...]) -> 
 
 
 def _truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...], emit: Any) -> Row:
-    from stoker.measure.allocations import OPTIMIZERS
-    from stoker.measure.attempts import Cradle, Job
-    from stoker.measure.trial import Named, opened
+    from stoker.measure.profile import opened
+    from stoker.memory.trace.follow import OPTIMIZERS
+    from stoker.memory.tries import Job, TryFactory
+    from stoker.records import WorkloadSpec
 
-    workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
+    workload = opened(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     if row["optimizer"]:
         workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"]])
     job = Job(mode=row["mode"], precision=row["precision"], device=row["device"], budget_bytes=int(row["gib"] * GIB))
-    cradle = Cradle(workload, job, lazy=True)
+    cradle = TryFactory(workload, job, lazy=True)
     tries: dict[int, bool] = dict.fromkeys(failed, False)
 
     def runs(size: int) -> bool:
-        emit("phase", f"{size}")
+        emit(Phase(name="trying_batch", text=f"{size}"))
         if size not in tries:
             tries[size] = cradle.attempt(size).outcome == "done"
         return tries[size]
@@ -264,17 +267,18 @@ def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
     """The same model, optimizer and batches for another tool; the allocator capped as ours is."""
     import torch
 
-    from stoker.measure.allocations import OPTIMIZERS
-    from stoker.measure.trial import Named, opened
-    from stoker.workload import passes
-    from stoker.workload.examples import worst_example
+    from stoker.measure.profile import opened
+    from stoker.memory.trace.follow import OPTIMIZERS
+    from stoker.records import WorkloadSpec
+    from stoker.workload import calls
+    from stoker.workload.example import worst_example
 
-    workload = opened(Named(spec=row["model"], data="device"), row["mode"], emit)
+    workload = opened(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"] or "momentum"])
     if row["device"] == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(row["gib"] * GIB / total)
-    return workload, passes.make_model(workload), worst_example(workload)
+    return workload, calls.make_model(workload), worst_example(workload)
 
 
 def lightning(row: Row, auto: int, emit: Any) -> Row:
@@ -286,7 +290,7 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
     from pytorch_lightning.tuner.tuning import Tuner  # type: ignore[import-not-found,unused-ignore]
     from torch.utils.data import DataLoader
 
-    from stoker.workload import passes
+    from stoker.workload import calls
 
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -299,14 +303,14 @@ def lightning(row: Row, auto: int, emit: Any) -> Row:
             self.model, self.batch_size = model, 2
 
         def training_step(self, batch: Any, index: int) -> Any:
-            inputs, target = passes.split(batch)
-            return passes.loss_of(workload, passes.forward(workload, self.model, inputs), target)
+            inputs, target = calls.split(batch)
+            return calls.loss_of(workload, calls.forward(workload, self.model, inputs), target)
 
         def validation_step(self, batch: Any, index: int) -> None:
-            passes.forward(workload, self.model, passes.split(batch)[0])
+            calls.forward(workload, self.model, calls.split(batch)[0])
 
         def configure_optimizers(self) -> Any:
-            return passes.make_optimizer(workload, self.model)
+            return calls.make_optimizer(workload, self.model)
 
         def transfer_batch_to_device(self, batch: int, device: Any, index: int) -> Any:
             return example.sized(batch, device)
@@ -331,7 +335,7 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
     import torch
     from accelerate.utils import find_executable_batch_size  # type: ignore[import-not-found,unused-ignore]
 
-    from stoker.workload import passes
+    from stoker.workload import calls
 
     began = perf_counter()
     workload, model, example = _peer_parts(row, emit)
@@ -340,20 +344,20 @@ def accelerate(row: Row, auto: int, emit: Any) -> Row:
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=row["precision"] == "bf16")
 
     def step(batch_size: int, optimizer: Any) -> None:
-        inputs, target = passes.split(example.sized(batch_size, device))
+        inputs, target = calls.split(example.sized(batch_size, device))
         if optimizer is None:
             with torch.inference_mode(), autocast:
-                passes.forward(workload, model, inputs)
+                calls.forward(workload, model, inputs)
             return
         with autocast:
-            loss = passes.loss_of(workload, passes.forward(workload, model, inputs), target)
+            loss = calls.loss_of(workload, calls.forward(workload, model, inputs), target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
     @find_executable_batch_size(starting_batch_size=2 ** math.ceil(math.log2(auto + 1)))  # type: ignore[untyped-decorator,unused-ignore]
     def run(batch_size: int) -> int:
-        optimizer = passes.make_optimizer(workload, model) if row["mode"] == "train" else None
+        optimizer = calls.make_optimizer(workload, model) if row["mode"] == "train" else None
         for _ in range(3):
             step(batch_size, optimizer)
         if device.type == "cuda":

@@ -37,7 +37,7 @@ _NAMES = ("model", "mode", "precision", "optimizer", "gib", "first_failed", "las
 
 def compare(row: dict[str, Any], gpu: str) -> dict[str, Any]:
     found = stoker.limit(
-        stoker.Named(spec=row["model"], data=None if ":" in row["model"] else "device"),
+        stoker.WorkloadSpec(spec=row["model"], data=None if ":" in row["model"] else "device"),
         gpu_memory=int(row["gib"] * 2**30),
         method="trace",
         mode=row["mode"],
@@ -77,7 +77,7 @@ def sum_up(rows: Sequence[dict[str, Any]]) -> None:
 def published() -> list[dict[str, Any]]:
     rows = []
     for model, theirs in PUBLISHED.items():
-        source = stoker.Named(spec=model, data="device")
+        source = stoker.WorkloadSpec(spec=model, data="device")
         found = stoker.limit(source, gpu_memory="24GiB", method="trace", mode="infer", gpu="a5000")
         row = {"model": model, "published": theirs, "max_batch": found.max_batch, "interval": found.interval}
         rows.append({**row, "power_of_two": 2 ** (found.max_batch.bit_length() - 1)})
@@ -94,7 +94,7 @@ def main() -> None:
     name = "limit-unseen" if options.unseen else "limit"
     document = json.loads((options.truth or RESULTS / "h200" / f"{name}.json").read_text(encoding="utf-8"))
     sizes = {} if options.truth else tried_sizes(name)
-    first = stoker.Named(spec="alexnet", data="device")
+    first = stoker.WorkloadSpec(spec="alexnet", data="device")
     stoker.limit(first, gpu_memory="16GiB", method="trace")  # torch is imported before time counts
     rows = []
     for truth in document["rows"] if isinstance(document, dict) else document:

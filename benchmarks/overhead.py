@@ -22,13 +22,15 @@ from common import arguments, quartiles, say, write
 
 import stoker
 from stoker import marks
-from stoker.measure import isolate, spy
-from stoker.measure.clock import Nap, clock_for, parse_device
+from stoker.events import AnyEvent, OnEvent, Phase
+from stoker.measure.device import Nap, clock_for, parse_device
 from stoker.measure.feed import keep_in_memory, make_feed
 from stoker.measure.gauges import Gauges
 from stoker.measure.loop import Loop
+from stoker.measure.spy import wrappers
 from stoker.measure.steps import make_step
-from stoker.workload import passes
+from stoker.process import child
+from stoker.workload import calls
 
 Case = dict[str, Any]
 CPU_CASES: list[Case] = [
@@ -46,7 +48,7 @@ GPU_CASES: list[Case] = [
 ]
 
 
-def measure(case: Case, rounds: int, emit: isolate.Emit) -> list[dict[str, float]]:
+def measure(case: Case, rounds: int, emit: OnEvent) -> list[dict[str, float]]:
     """Seconds of each loop, in turns of random order. `again` is `bare` once more."""
     device = parse_device(case["device"])
     pinned = isinstance(device, torch.device) and device.type == "cuda"
@@ -59,10 +61,10 @@ def measure(case: Case, rounds: int, emit: isolate.Emit) -> list[dict[str, float
     cpu_began = [0.0]
 
     def feed(traced: bool) -> Any:
-        dataset = passes.make_dataset(workload)
+        dataset = calls.make_dataset(workload)
         made = make_feed(workload, dataset, "infer", setting, extent, pinned=pinned, traced=traced, seed=0)
         if case["data"] == "device":
-            spy.install()
+            wrappers.install()
             made = keep_in_memory(made, case["batches"])
             batch = next(iter(made))
             batch = step.move(batch.batch if traced else batch)  # type: ignore[union-attr]
@@ -80,17 +82,17 @@ def measure(case: Case, rounds: int, emit: isolate.Emit) -> list[dict[str, float
         return perf_counter() - began
 
     def traced(*, gauges: bool = True) -> float:
-        spy.install()
+        wrappers.install()
         loop = Loop(feed(traced=True), step, clock, emit, of=None)
         if gauges:
-            emit("gauges", True)
+            emit(Phase(name="running"))
         cpu_began[0] = cpu_s()
         began = perf_counter()
         loop.epoch()
         clock.settle()
         seconds = perf_counter() - began
         if gauges:
-            emit("gauges", False)
+            emit(Phase(name="over"))
         return seconds
 
     bare(), traced()
@@ -128,12 +130,12 @@ class Beside:
     def started(self, pid: int) -> None:
         self._pid = pid
 
-    def event(self, name: str, data: Any) -> None:
-        if name == "gauges" and data:
+    def event(self, event: AnyEvent) -> None:
+        if event == Phase(name="running"):
             self._gauges = Gauges()
             self._cpu_began = process_time()
             self._gauges.start(self._pid)
-        elif name == "gauges":
+        elif event == Phase(name="over"):
             self._gauges.stop()
             self.cpu_s.append(process_time() - self._cpu_began)
 
@@ -178,10 +180,10 @@ def main() -> None:
     say("median [confidence of 95%]           traced/bare, wall        traced/bare, CPU         bare/bare, wall    s")
     for case in (GPU_CASES if options.gpu else CPU_CASES)[options.first : options.last]:
         beside = Beside()
-        ended = isolate.run(
+        ended = child.run(
             measure, (case, options.rounds), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
         )
-        pairs = isolate.value(ended)
+        pairs = child.value(ended)
         for row, gauges_s in zip(pairs, beside.cpu_s[1:], strict=True):
             row["gauges_cpu"] = gauges_s
         rows.append({"case": case, "pairs": pairs, **ratios(pairs)})

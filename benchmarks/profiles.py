@@ -11,9 +11,9 @@ import msgspec
 from common import arguments, say, unplaced, write
 
 import stoker
-from stoker.measure.spans import steady, whole
+from stoker.analysis.spans import steady, whole
 from stoker.records import encode
-from stoker.tune.advise import verdict
+from stoker.tuning.remedies import verdict
 
 
 def grid() -> list[dict[str, Any]]:
@@ -54,7 +54,7 @@ def main() -> None:
     say("model     mode   data     workers   items/s   steady   wait   busy   first batch   bottleneck")
     for cell in grid():
         trial = stoker.profile(
-            stoker.Named(spec=cell["model"], data=cell["data"], items=options.batch_size * 64),
+            stoker.WorkloadSpec(spec=cell["model"], data=cell["data"], items=options.batch_size * 64),
             stoker.Setting(batch_size=options.batch_size, num_workers=cell["workers"]),
             stoker.Extent(batches=options.batches or cell["batches"]),
             mode=cell["mode"],

@@ -40,19 +40,20 @@ import numpy as np
 from common import arguments, at, say, write
 from PIL import Image
 
+from stoker.analysis.interference import disturbed
 from stoker.errors import StokerError
-from stoker.measure.bench import KEPT_ITEMS, Job, Talk, drive
-from stoker.measure.keeping import ENVIRONMENT, can_keep_memory
-from stoker.measure.others import disturbed, machine_cpu_s
-from stoker.measure.trial import Named
-from stoker.predict.closed_form import Timing, solve
-from stoker.predict.forecast import Predictor, with_pinning
-from stoker.predict.probes import Probes, read, run_of
-from stoker.records import Extent, Mode, Setting, Trial
+from stoker.events import ProbesReady
+from stoker.forecast.algebra import Timing, solve
+from stoker.forecast.predictor import Predictor, with_pinning
+from stoker.forecast.probes import read, run_of
+from stoker.measure.interference import machine_cpu_s
+from stoker.measure.malloc import ENVIRONMENT, can_keep_memory
+from stoker.measure.session import KEPT_ITEMS, Job, Script, run_script
+from stoker.records import Extent, Mode, Probes, Setting, Trial, WorkloadSpec
 from stoker.report.documents import to_json
-from stoker.tune.candidates import bytes_of_an_item
-from stoker.tune.contest import timing_of
-from stoker.tune.plan import Plan, tune
+from stoker.tuning.candidates import bytes_of_an_item
+from stoker.tuning.contest import timing_of
+from stoker.tuning.tune import Plan, tune
 
 FIXED, DEFAULT = (128, 8), (128, 0)
 TRIES = 3
@@ -178,28 +179,28 @@ class Kept:
 def run_case(case: Case, kept: Kept, *, repeats: int, rounds: int) -> None:
     """The grid, then tune, then cells of the grid again and the judging: a machine that gets faster or slower does so
     for all of them."""
-    source = Named(spec=case.model, data=case.data, items=case.items)
+    source = WorkloadSpec(spec=case.model, data=case.data, items=case.items)
     order = random.Random(1).sample(case.cells, len(case.cells))
     again = order[:10]
     if case.device == "cuda":
         order.sort(key=lambda cell: cell[1] == 0)
         again = [cell for cell in order if cell not in case.extra]
     if left(case, kept, "grid", order):
-        drive(source, warmed(case, grid(case, kept, "grid", order)), mode=case.mode, device=case.device)
+        run_script(source, warmed(case, grid(case, kept, "grid", order)), mode=case.mode, device=case.device)
     if not kept.of(case, "tune") and not kept.out_of_time:
         wait_for_calm(case)
         tuned(case, source, kept)
     if kept.of(case, "tune") and not kept.out_of_time:
         talk = once_more(case, kept, again, AGAIN[:rounds], repeats)
-        drive(source, warmed(case, talk), mode=case.mode, device=case.device)
+        run_script(source, warmed(case, talk), mode=case.mode, device=case.device)
 
 
-def warmed(case: Case, talk: Talk[None]) -> Talk[None]:
+def warmed(case: Case, talk: Script[None]) -> Script[None]:
     yield from warm_up(case)
     yield from talk
 
 
-def once_more(case: Case, kept: Kept, cells: list[Cell], rounds: tuple[str, ...], repeats: int) -> Talk[None]:
+def once_more(case: Case, kept: Kept, cells: list[Cell], rounds: tuple[str, ...], repeats: int) -> Script[None]:
     for name in rounds:
         if case.device == "cuda" and name != rounds[0] and left(case, kept, name, cells):
             yield from warm_up(case, fresh=True)
@@ -217,7 +218,7 @@ def cell_of(row: dict[str, Any]) -> Cell:
     return (row["batch"], row["workers"], ahead) if row["workers"] and ahead != 2 else (row["batch"], row["workers"])
 
 
-def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
+def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Script[None]:
     """Cells that have not been run in this phase, in their random order."""
     before = 1
     for cell in left(case, kept, phase, cells):
@@ -229,7 +230,7 @@ def grid(case: Case, kept: Kept, phase: str, cells: list[Cell]) -> Talk[None]:
         yield from one(case, kept, phase, cell)
 
 
-def judge(case: Case, kept: Kept, repeats: int) -> Talk[None]:
+def judge(case: Case, kept: Kept, repeats: int) -> Script[None]:
     """The choices of all planners and the grid's best three, in turns; those near the best until it is known how near.
 
     When enough is known goes by how runs differ, not by who wins. How a process' memory lies favours some cells for as
@@ -280,7 +281,7 @@ def judged(case: Case, kept: Kept) -> dict[Cell, list[float]]:
     return seen
 
 
-def warm_up(case: Case, *, fresh: bool = False) -> Talk[None]:
+def warm_up(case: Case, *, fresh: bool = False) -> Script[None]:
     """The first run of a process reads files and fills caches, and a GPU's first steps of a size choose their kernels:
     nobody's to pay for. Later ones on a GPU find the files read."""
     on_gpu = case.device == "cuda"
@@ -297,7 +298,7 @@ def warm_up(case: Case, *, fresh: bool = False) -> Talk[None]:
         )
 
 
-def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Talk[None]:
+def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Script[None]:
     """One run of one cell in a calm moment; once or twice more where others were in its way all the same."""
     size, count, *ahead = cell
     setting = Setting(batch_size=size, num_workers=count, prefetch_factor=ahead[0] if ahead else 2)
@@ -362,9 +363,9 @@ def row_of(case: Case, phase: str, cell: Cell, trial: Trial) -> dict[str, Any]:
     }
 
 
-def tuned(case: Case, source: Named, kept: Kept) -> None:
+def tuned(case: Case, source: WorkloadSpec, kept: Kept) -> None:
     """The plan, and what its probes predict for every cell of the grid."""
-    seen: dict[str, Any] = {}
+    seen: list[Probes] = []
     plan = tune(
         source,
         items=case.items,
@@ -372,9 +373,9 @@ def tuned(case: Case, source: Named, kept: Kept) -> None:
         mode=case.mode,
         device=case.device,
         budget_s=case.budget_s,
-        on_event=lambda name, data: seen.update({name: data}),
+        on_event=lambda event: seen.append(event.probes) if isinstance(event, ProbesReady) else None,
     )
-    probes = msgspec.convert(seen["probes"], Probes)
+    probes = seen[-1]
     kept.save(case, probes)
     kept.add(
         case=case.name,

@@ -9,16 +9,15 @@ from typing import Any
 
 from common import arguments, quartiles, say, write
 
-from stoker.measure.bench import Job, Talk, drive
-from stoker.measure.trial import Named
-from stoker.records import Extent, Setting
+from stoker.measure.session import Job, Script, run_script
+from stoker.records import Extent, Setting, WorkloadSpec
 
 ITEMS, ROUNDS = 1024, 7
 CASES = [(data, device) for data in ("tensors", "jpeg") for device in ("sleep:0.4ms/item", "sleep:1.5ms/item")]
 SIZES = (8, 16, 32, 64)
 
 
-def rounds(size: int, seen: dict[int | None, list[float]]) -> Talk[None]:
+def rounds(size: int, seen: dict[int | None, list[float]]) -> Script[None]:
     setting = Setting(batch_size=size)
     yield Job(setting=setting, extent=Extent(batches=ITEMS // size, warmup=0), nap_s=0.0)
     for number in range(ROUNDS):
@@ -35,7 +34,9 @@ def main() -> None:
     for data, device in CASES:
         for size in SIZES:
             seen: dict[int | None, list[float]] = {None: [], 1: []}
-            drive(Named(spec="resnet18", data=data, items=ITEMS), rounds(size, seen), mode="infer", device=device)
+            run_script(
+                WorkloadSpec(spec="resnet18", data=data, items=ITEMS), rounds(size, seen), mode="infer", device=device
+            )
             ratio = quartiles([one / other for one, other in zip(seen[1], seen[None], strict=True)])
             row = {"data": data, "device": device, "batch": size, "all_s": seen[None], "one_s": seen[1]}
             rows.append({**row, "ratio": ratio})

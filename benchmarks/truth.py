@@ -9,7 +9,7 @@ from typing import Any
 from common import arguments, say, write
 
 import stoker
-from stoker.measure.spans import whole
+from stoker.analysis.spans import whole
 
 WORKLOAD = Path(__file__).parents[1] / "tests" / "workloads" / "planted.py"
 PLANTED_S = {"read": 0.004, "transform": 0.006, "step": 0.030}

@@ -19,10 +19,10 @@ from common import arguments, quartiles, say, write
 from torch.utils.data import Dataset
 
 import stoker
-from stoker.measure.bench import Job, Talk, drive
-from stoker.predict.forecast import Predictor
+from stoker.forecast.predictor import Predictor
+from stoker.forecast.probe import probe
+from stoker.measure.session import Job, Script, run_script
 from stoker.records import Extent, Setting
-from stoker.tune.probe import probe
 
 ITEMS, BATCH, ROUNDS = 2000, 8, 5
 ITEM_S, SLOW, ONE_IN = 0.002, 60.0, 50
@@ -71,7 +71,7 @@ def settings(workers: int) -> dict[str, Setting]:
     }
 
 
-def rounds(workers: int, seen: dict[str, list[float]]) -> Talk[None]:
+def rounds(workers: int, seen: dict[str, list[float]]) -> Script[None]:
     """All settings forth and back, each round in a process of its own."""
     for number in range(ROUNDS):
         chosen = list(settings(workers).items())
@@ -90,7 +90,7 @@ def measure(name: str, workers: int) -> list[dict[str, Any]]:
     probes = probe(source, batch_sizes=(BATCH,), mode="infer", device=device, budget_s=30)
     predictor = Predictor(probes)
     seen: dict[str, list[float]] = {each: [] for each in SETTINGS}
-    drive(source, rounds(workers, seen), mode="infer", device=device)
+    run_script(source, rounds(workers, seen), mode="infer", device=device)
     told = {each: predictor.predict(setting, ITEMS) for each, setting in settings(workers).items()}
     return [
         {

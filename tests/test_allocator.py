@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from stoker.predict.allocator import Allocator, Block, OutOfMemory, rounded, segment_bytes
+from stoker.memory.allocator import Allocator, Block, OutOfMemory, rounded, segment_bytes
 
 MIB = 2**20
 PLENTY = 2**50

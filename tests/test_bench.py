@@ -13,18 +13,18 @@ import torch
 
 import stoker
 from stoker import Extent, Setting, Trial
+from stoker.analysis.interference import disturbed
 from stoker.errors import InputError
-from stoker.measure.bench import Job, Repeats, Talk, drive
-from stoker.measure.forked import Forked
-from stoker.measure.others import disturbed
-from stoker.measure.server import Failure
+from stoker.measure.session import Job, Repeats, Script, run_script
+from stoker.process.fork import Forked
+from stoker.process.forkserver import Failure
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
 ODD = HERE.parent / "odd.py"
 FEW = Extent(batches=3, warmup=0)
 
 
-def jobs(*settings: Setting, **options: Any) -> Talk[list[Trial]]:
+def jobs(*settings: Setting, **options: Any) -> Script[list[Trial]]:
     trials: list[Trial] = []
     for setting in settings:
         trial = yield Job(setting=setting, extent=FEW, **options)
@@ -43,7 +43,7 @@ def test_trials_run_one_after_another_with_the_model_made_once(tmp_path: Path) -
     data = torch.utils.data.TensorDataset(torch.zeros(64, 8), torch.zeros(64, dtype=torch.long))
     workload = stoker.Workload(model=model, dataset=data, loss=torch.nn.CrossEntropyLoss())
     settings = (Setting(batch_size=4), Setting(batch_size=8), Setting(batch_size=2, num_workers=1))
-    found = drive(workload, jobs(*settings), device="cpu")
+    found = run_script(workload, jobs(*settings), device="cpu")
     assert [trial.outcome for trial in found] == ["done"] * 3
     assert [trial.items for trial in found] == [12, 24, 6]
     assert made.read_text() == "x"
@@ -67,7 +67,7 @@ def test_a_fresh_job_goes_to_a_child_that_has_run_nothing(breaks: bool, tmp_path
             file.write("x")
         return torch.nn.Linear(8, 2)
 
-    def talk() -> Talk[list[str]]:
+    def talk() -> Script[list[str]]:
         outcomes: list[str] = []
         for number, fresh in enumerate((True, False, True, False)):
             if breaks and number == 1:
@@ -77,24 +77,24 @@ def test_a_fresh_job_goes_to_a_child_that_has_run_nothing(breaks: bool, tmp_path
             outcomes.append(trial.outcome)
         return outcomes
 
-    found = drive(stoker.Workload(model=model, dataset=Data()), talk(), device="cpu")
+    found = run_script(stoker.Workload(model=model, dataset=Data()), talk(), device="cpu")
     assert found == ["done", "failed" if breaks else "done", "done", "done"]
     assert made.read_text() == "xx"
 
 
 def test_each_job_can_depend_on_the_trials_before_it() -> None:
-    def talk() -> Talk[int]:
+    def talk() -> Script[int]:
         first = yield Job(setting=Setting(batch_size=2), extent=FEW)
         second = yield Job(setting=Setting(batch_size=first.items), extent=FEW)
         return second.items
 
-    assert drive(f"{HERE}:plain", talk(), device="cpu") == 18
+    assert run_script(f"{HERE}:plain", talk(), device="cpu") == 18
 
 
 @pytest.mark.parametrize("name", ["raises", "dies", "out_of_memory"])
 def test_a_trial_that_breaks_costs_itself_alone(name: str) -> None:
     whole = (Setting(batch_size=2, num_workers=1), Setting(batch_size=16, num_workers=1), Setting(batch_size=2))
-    found = drive(f"{HERE}:{name}", jobs(*whole), mode="infer", device="cpu")
+    found = run_script(f"{HERE}:{name}", jobs(*whole), mode="infer", device="cpu")
     ended = {"raises": "failed", "dies": "crashed", "out_of_memory": "oom"}[name]
     expected = ["oom"] * 3 if name == "out_of_memory" else ["done", ended, "done"]
     assert [trial.outcome for trial in found] == expected
@@ -102,7 +102,7 @@ def test_a_trial_that_breaks_costs_itself_alone(name: str) -> None:
 
 
 def test_the_process_itself_may_die_and_the_rest_go_on() -> None:
-    found = drive(f"{HERE}:dies", jobs(Setting(batch_size=16), Setting(batch_size=2)), mode="infer", device="cpu")
+    found = run_script(f"{HERE}:dies", jobs(Setting(batch_size=16), Setting(batch_size=2)), mode="infer", device="cpu")
     assert [trial.outcome for trial in found] == ["crashed", "done"]
     assert found[0].problem is not None
     assert "SIGKILL" in found[0].problem.sentence
@@ -120,13 +120,13 @@ def test_a_child_that_cannot_open_the_data_again_costs_one_trial_and_shifts_none
 
     settings = [Setting(batch_size=size) for size in (2, 4, 8, 16)]
 
-    def talk() -> Talk[list[Trial]]:
+    def talk() -> Script[list[Trial]]:
         found: list[Trial] = []
         for number, setting in enumerate(settings):
             found.append((yield Job(setting=setting, extent=FEW, fresh=number == 1)))
         return found
 
-    found = drive(stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data), talk(), device="cpu")
+    found = run_script(stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data), talk(), device="cpu")
     assert [trial.outcome for trial in found] == ["done", "failed", "done", "done"]
     assert [trial.setting.batch_size for trial in found] == [2, 4, 8, 16]
     assert found[1].problem is not None
@@ -145,40 +145,40 @@ def test_a_child_that_dies_between_two_jobs_costs_none_of_them(fresh: bool) -> N
         def __del__(self) -> None:
             os.abort()
 
-    def talk() -> Talk[list[str]]:
+    def talk() -> Script[list[str]]:
         first = yield Job(setting=Setting(batch_size=2), extent=FEW)
         second = yield Job(setting=Setting(batch_size=4), extent=FEW, fresh=fresh)
         return [first.outcome, second.outcome]
 
     workload = stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Data)
-    assert drive(workload, talk(), device="cpu") == ["done", "done"]
+    assert run_script(workload, talk(), device="cpu") == ["done", "done"]
 
 
 def test_a_hang_is_ended_and_the_rest_go_on() -> None:
     settings = (Setting(batch_size=16), Setting(batch_size=2))
-    found = drive(f"{HERE}:hangs", jobs(*settings), mode="infer", device="cpu", stall_s=4)
+    found = run_script(f"{HERE}:hangs", jobs(*settings), mode="infer", device="cpu", stall_s=4)
     assert [trial.outcome for trial in found] == ["timed_out", "done"]
 
 
 def test_a_job_ends_at_its_own_limit() -> None:
-    def talk() -> Talk[Trial]:
+    def talk() -> Script[Trial]:
         return (yield Job(setting=Setting(batch_size=4), extent=Extent(batches=5000, warmup=0), limit_s=0.5))
 
-    trial = drive(f"{HERE}:planted", talk(), device="cpu")
+    trial = run_script(f"{HERE}:planted", talk(), device="cpu")
     assert trial.outcome == "timed_out"
 
 
 def test_an_error_in_what_was_given_is_raised() -> None:
     with pytest.raises(InputError, match="no function"):
-        drive(f"{HERE}:wrkload", jobs(Setting()), device="cpu")
+        run_script(f"{HERE}:wrkload", jobs(Setting()), device="cpu")
     with pytest.raises(InputError, match="empty"):
-        drive(f"{HERE}:empty", jobs(Setting()), device="cpu")
+        run_script(f"{HERE}:empty", jobs(Setting()), device="cpu")
 
 
 def test_a_nap_stands_in_for_the_step_and_kept_items_for_the_data() -> None:
-    (slept,) = drive(f"{HERE}:plain", jobs(Setting(batch_size=4), nap_s=0.02), device="cpu")
+    (slept,) = run_script(f"{HERE}:plain", jobs(Setting(batch_size=4), nap_s=0.02), device="cpu")
     assert all(sample >= 0.02 for sample in slept.stages["forward"].samples_s)
-    (kept,) = drive(f"{HERE}:planted", jobs(Setting(batch_size=64), nap_s=0.0, repeats=2), device="cpu")
+    (kept,) = run_script(f"{HERE}:planted", jobs(Setting(batch_size=64), nap_s=0.0, repeats=2), device="cpu")
     assert kept.outcome == "done"
     assert kept.items == 192
 
@@ -214,7 +214,7 @@ def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
     def note(worker: int) -> None:
         (tmp_path / str(os.getpid())).touch()
 
-    def talk() -> Talk[list[str]]:
+    def talk() -> Script[list[str]]:
         trial = yield Job(setting=Setting(batch_size=64, num_workers=2), extent=Extent(batches=20, warmup=0))
         assert trial.outcome == "failed"
         yield Job(setting=Setting(batch_size=8), extent=FEW, nap_s=0.0)
@@ -225,7 +225,7 @@ def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
     workload = stoker.Workload(
         model=torch.nn.Linear(8, 2), dataset=Long(), step=broken_step, collate_fn=list, worker_init_fn=note
     )
-    assert drive(workload, talk(), mode="infer", device="cpu") == []
+    assert run_script(workload, talk(), mode="infer", device="cpu") == []
 
 
 def _is_over(pid: int) -> bool:
@@ -257,13 +257,13 @@ def test_a_process_that_ends_without_a_word_is_not_waited_for_by_the_pipe_that_o
 
 
 def test_threads_of_a_persons_own_are_there_in_every_run() -> None:
-    found = drive(f"{ODD}:pooled", jobs(Setting(batch_size=4), Setting(batch_size=8)), device="cpu")
+    found = run_script(f"{ODD}:pooled", jobs(Setting(batch_size=4), Setting(batch_size=8)), device="cpu")
     assert [trial.outcome for trial in found] == ["done"] * 2
 
 
 def test_a_run_that_ends_itself_costs_itself_alone() -> None:
     settings = (Setting(batch_size=2), Setting(batch_size=8), Setting(batch_size=4))
-    found = drive(f"{ODD}:leaves", jobs(*settings), mode="infer", device="cpu")
+    found = run_script(f"{ODD}:leaves", jobs(*settings), mode="infer", device="cpu")
     assert [trial.outcome for trial in found] == ["done", "crashed", "done"]
 
 

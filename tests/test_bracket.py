@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.tune.bracket import Bracket, bisected, close, doubled
+from stoker.memory.bracket import Bracket, bisected, close, doubled
 
 EDGES = st.integers(0, 5000)
 GUESSES = st.integers(1, 6000)

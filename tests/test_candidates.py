@@ -8,15 +8,15 @@ from msgspec.structs import replace
 from rich.console import Console
 from test_fit import probes, run
 
+from stoker.analysis.objective import steady_item_s, trial_s
 from stoker.errors import InputError
-from stoker.predict.forecast import Predictor, landscape, predict
-from stoker.predict.loop import Load
-from stoker.predict.probes import Probes, read
-from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial, encode
-from stoker.report.predictions import grid_view
-from stoker.tune.candidates import Wish, candidates_of, larger
-from stoker.tune.constrain import bounds_of
-from stoker.tune.objective import Measured, Objective, steady_item_s
+from stoker.forecast.constraints import bounds_of
+from stoker.forecast.loader import Load
+from stoker.forecast.predictor import Predictor, landscape, predict
+from stoker.forecast.probes import read
+from stoker.records import Extent, Measured, Objective, Probes, Setting, Stage, Subject, Timeline, Trial, encode
+from stoker.report.views.prediction import grid_view
+from stoker.tuning.candidates import Request, candidates_of, larger
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def probed() -> Probes:
     )
 
 
-def considered(probed: Probes, wish: Wish, **bounds: Any) -> Any:
+def considered(probed: Probes, wish: Request, **bounds: Any) -> Any:
     predictor = Predictor(probed)
     return candidates_of(wish, Setting(), probed, predictor, Objective(items=500), bounds_of(probed.machine, **bounds))
 
@@ -42,19 +42,19 @@ def considered(probed: Probes, wish: Wish, **bounds: Any) -> Any:
 )
 def test_what_a_person_has_now_is_run_whatever_they_ask_for(wish: dict[str, int], probed: Probes) -> None:
     now = Setting(batch_size=600, num_workers=3)
-    found, _ = considered(probed, Wish(current=now, **wish))
+    found, _ = considered(probed, Request(current=now, **wish))
     [mine] = [each for each in found if each.setting.batch_size == 600]
     assert (mine.setting.num_workers, mine.asked_for, mine.setting.accumulate) == (3, False, 1)
     assert all(each.asked_for for each in found if each is not mine)
 
 
 def test_settings_that_keep_an_effective_batch_are_told_with_an_update_for_all_of_it(probed: Probes) -> None:
-    found, _ = considered(probed, Wish(global_batch=64))
+    found, _ = considered(probed, Request(global_batch=64))
     assert {each.setting.batch_size * each.setting.accumulate for each in found} == {64}
 
 
 def test_what_a_person_has_now_is_ruled_out_where_the_machine_cannot_bear_it(probed: Probes) -> None:
-    found, out = considered(probed, Wish(current=Setting(batch_size=600, num_workers=3)), max_batch=64)
+    found, out = considered(probed, Request(current=Setting(batch_size=600, num_workers=3)), max_batch=64)
     assert not [each for each in found if each.setting.batch_size == 600]
     assert [each.bound for each in out if each.batch_size == 600] == ["device memory"]
 
@@ -66,7 +66,7 @@ def test_what_a_person_has_now_is_ruled_out_where_the_machine_cannot_bear_it(pro
 def test_where_the_least_size_is_too_large_smaller_ones_are_considered(
     bounds: dict[str, int], sizes: set[int], probed: Probes
 ) -> None:
-    found, out = considered(large_items(probed), Wish(), **bounds)
+    found, out = considered(large_items(probed), Request(), **bounds)
     assert {each.setting.batch_size for each in found} == sizes
     assert 8 in {each.batch_size for each in out}, "and the others are ruled out by name"
 
@@ -80,7 +80,7 @@ def test_all_are_looked_at_and_the_best_with_care(probed: Probes) -> None:
     varied = [replace(each, item_s=tuple(0.0005 + 0.00001 * place for place in range(48))) for each in probed.runs]
     probed = replace(probed, runs=tuple(varied))
     now = Setting(batch_size=96, num_workers=1)
-    found, _ = considered(probed, Wish(current=now))
+    found, _ = considered(probed, Request(current=now))
     predictor = Predictor(probed)
     careful = [each for each in found if each.predicted == predictor.predict(each.setting, 500)]
     assert len(careful) < len(found), "the others were told roughly"
@@ -97,9 +97,9 @@ def uneven(probed: Probes) -> Probes:
 
 
 def test_workers_load_further_ahead_where_a_few_items_are_slow(probed: Probes) -> None:
-    even, _ = considered(probed, Wish(batch_size=4))
+    even, _ = considered(probed, Request(batch_size=4))
     assert {each.setting.prefetch_factor for each in even} == {2}
-    found, _ = considered(uneven(probed), Wish(batch_size=4))
+    found, _ = considered(uneven(probed), Request(batch_size=4))
     best = found[0]
     assert best.setting.prefetch_factor in (4, 8)
     [near] = [
@@ -111,24 +111,24 @@ def test_workers_load_further_ahead_where_a_few_items_are_slow(probed: Probes) -
 
 
 def test_what_a_person_has_now_is_one_setting_whatever_lies_beside_it(probed: Probes) -> None:
-    wish = Wish(batch_size=4, current=Setting(batch_size=4, num_workers=8, prefetch_factor=4))
+    wish = Request(batch_size=4, current=Setting(batch_size=4, num_workers=8, prefetch_factor=4))
     found, _ = considered(uneven(probed), wish)
     assert [each.setting.prefetch_factor for each in found if wish.is_current(each.setting)] == [4]
-    alone = Wish(current=Setting(batch_size=4, num_workers=0, prefetch_factor=4))
+    alone = Request(current=Setting(batch_size=4, num_workers=0, prefetch_factor=4))
     assert alone.is_current(Setting(batch_size=4)), "without workers there is nothing ahead"
 
 
 def test_where_memory_is_short_workers_load_one_batch_ahead(probed: Probes) -> None:
     large = large_items(probed)
     little = replace(large, machine=replace(large.machine, shm_free_bytes=8 * 100 * 4))
-    found, out = considered(little, Wish(batch_size=8))
+    found, out = considered(little, Request(batch_size=8))
     assert {each.setting.num_workers: each.setting.prefetch_factor for each in found} == {0: 2, 1: 2, 2: 1}
     assert {each.num_workers for each in out if each.bound == "/dev/shm"} == {3, 4, 6, 8, 12, 16}
 
 
 def test_few_items_make_small_batches(probed: Probes) -> None:
     predictor, bounds = Predictor(probed), bounds_of(probed.machine)
-    found, _ = candidates_of(Wish(), Setting(), probed, predictor, Objective(items=10), bounds)
+    found, _ = candidates_of(Request(), Setting(), probed, predictor, Objective(items=10), bounds)
     assert {each.setting.batch_size for each in found} == {8}
 
 
@@ -139,7 +139,7 @@ def test_a_run_of_more_items_than_asked_for_is_not_less_than_nothing() -> None:
     trial = Trial(
         outcome="done", workload=subject, setting=Setting(), extent=extent, items=32, total_s=1.0, timeline=line
     )
-    assert Objective(items=8).of_trial(trial) >= 1 / 4
+    assert trial_s(Objective(items=8), trial) >= 1 / 4
 
 
 def test_a_host_that_is_ahead_of_its_device_does_not_make_the_rest_of_a_run_quicker() -> None:
@@ -160,7 +160,7 @@ def test_a_host_that_is_ahead_of_its_device_does_not_make_the_rest_of_a_run_quic
             "other": Stage(clock="loop", samples_s=(*(0.0,) * count, 3.0)),
         },
     )
-    assert Objective(items=1024).of_trial(trial) == pytest.approx(0.05 + 0.1 * 32)
+    assert trial_s(Objective(items=1024), trial) == pytest.approx(0.05 + 0.1 * 32)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_steps_that_shared_their_cores_stand_for_the_rest_of_a_run(device: str, 
         ),
         stages={"forward": Stage(clock="loop", samples_s=took)},
     )
-    assert Objective(items=1024).of_trial(trial) == pytest.approx(ends[-1] + each_s * 112)
+    assert trial_s(Objective(items=1024), trial) == pytest.approx(ends[-1] + each_s * 112)
 
 
 @pytest.mark.parametrize(("device", "workers"), [("cpu", 2), ("cpu", 0), ("cuda:0", 2)])
@@ -292,7 +292,7 @@ def test_the_rate_of_a_run_has_as_many_updates_in_it_as_there_are(
 
 
 def test_a_global_batch_finds_a_size_that_leaves_room_for_gradients(probed: Probes) -> None:
-    found, _ = considered(probed, Wish(global_batch=1024), max_batch=20, kept_items=17)
+    found, _ = considered(probed, Request(global_batch=1024), max_batch=20, kept_items=17)
     assert {each.setting.batch_size for each in found} <= {1, 2, 3}
     assert found
 
@@ -317,18 +317,18 @@ def test_sizes_beyond_the_usual_are_looked_at_where_nobody_set_a_bound(
     step = replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.01,) * 12)
     more = replace(step, batch_size=64)  # takes no longer
     quick = replace(quick, runs=(*quick.runs, step, more), subject=replace(quick.subject, device="sleep:10ms"))
-    assert larger(Wish(**wish), Setting(), Predictor(quick), Objective(items=100_000), most) == size
+    assert larger(Request(**wish), Setting(), Predictor(quick), Objective(items=100_000), most) == size
 
 
 def test_sizes_beyond_the_usual_are_left_where_they_would_not_pay(probed: Probes) -> None:
-    assert larger(Wish(), Setting(), Predictor(probed), Objective(items=100_000), 100_000) is None
+    assert larger(Request(), Setting(), Predictor(probed), Objective(items=100_000), 100_000) is None
 
 
 def test_an_effective_batch_that_no_epoch_fills_is_refused() -> None:
     with pytest.raises(InputError, match="more than the set's 100 items"):
-        Wish(global_batch=128).effective_notes("train", 100)
-    assert Wish(global_batch=64).effective_notes("train", 100) == []
-    assert "no updates" in Wish(global_batch=128).effective_notes("infer", 100)[0]
+        Request(global_batch=128).effective_notes("train", 100)
+    assert Request(global_batch=64).effective_notes("train", 100) == []
+    assert "no updates" in Request(global_batch=128).effective_notes("infer", 100)[0]
 
 
 @pytest.mark.parametrize("setting", [{"num_workers": 10**9}, {"num_workers": 1, "prefetch_factor": 10**9}])

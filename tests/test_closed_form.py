@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InputError
-from stoker.predict.closed_form import Timing, fits_memory, solve, workers_for, workers_needed
+from stoker.forecast.algebra import Timing, fits_memory, solve, workers_for, workers_needed
 
 TIMINGS = [Timing(batch_size=10, load_s=0.3, compute_s=0.1), Timing(batch_size=50, load_s=2.0, compute_s=0.5)]
 

@@ -6,13 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.measure.bench import Job
-from stoker.predict.forecast import Prediction
-from stoker.records import Setting, Stage, Subject, Timeline, Trial
-from stoker.tune import contest
-from stoker.tune.candidates import Candidate, Wish
-from stoker.tune.objective import Measured, Objective
-from stoker.tune.remarks import choice_notes
+from stoker.measure.session import Job
+from stoker.records import Candidate, Measured, Objective, Prediction, Setting, Stage, Subject, Timeline, Trial
+from stoker.tuning import contest
+from stoker.tuning.candidates import Request
+from stoker.tuning.notes import choice_notes
 
 SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=512, parameters=0)
 ITEMS, SIZE = 512, 8
@@ -48,9 +46,9 @@ class Machine:
         self.warmed_up: list[tuple[int, bool, int]] = []
         monkeypatch.setattr(contest, "perf_counter", lambda: self.now)
 
-    def contend(self, found: list[Candidate], left_s: float, wish: Wish | None = None) -> list[Candidate]:
-        told = contest.Told(lambda setting: None, lambda trial: None)
-        talk = contest.contend(found, wish or Wish(), Objective(items=ITEMS), left_s, told)
+    def contend(self, found: list[Candidate], left_s: float, wish: Request | None = None) -> list[Candidate]:
+        told = contest.Listener(lambda setting: None, lambda trial: None)
+        talk = contest.contend(found, wish or Request(), Objective(items=ITEMS), left_s, told)
         trial: Any = None
         while True:
             try:
@@ -123,7 +121,7 @@ def test_what_cannot_be_best_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_current_setting_runs_however_bad_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda workers, run: 0.5 + workers, monkeypatch)
-    wish = Wish(current=Setting(batch_size=SIZE, num_workers=9))
+    wish = Request(current=Setting(batch_size=SIZE, num_workers=9))
     machine.contend([*(candidate(workers, 0.5) for workers in range(3)), candidate(9, 5.0, 0.1)], 60, wish)
     assert machine.ran.count(9) == 1
 

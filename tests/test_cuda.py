@@ -11,6 +11,7 @@ import torch
 
 import stoker
 from stoker import Extent, Setting
+from stoker.events import AnyEvent, Phase
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -18,7 +19,7 @@ FEW = Extent(batches=4, warmup=2)
 
 
 def run(mode: Any, extent: Extent = FEW, **setting: Any) -> stoker.Trial:
-    source = stoker.Named(spec="resnet18", data="device")
+    source = stoker.WorkloadSpec(spec="resnet18", data="device")
     return stoker.profile(source, Setting(batch_size=16, **setting), extent, mode=mode, device="cuda")
 
 
@@ -50,7 +51,7 @@ def test_half_precision_needs_less_memory() -> None:
 
 
 def test_running_out_of_device_memory_is_an_outcome() -> None:
-    source = stoker.Named(spec="vit_l_16", data="device")
+    source = stoker.WorkloadSpec(spec="vit_l_16", data="device")
     trial = stoker.profile(source, Setting(batch_size=8192), Extent(batches=1, warmup=0), mode="train", device="cuda")
     assert trial.outcome == "oom", trial.problem
     assert trial.problem is not None
@@ -76,7 +77,7 @@ def test_doctor_describes_the_gpu() -> None:
 # ---------------------------------------------------------------- the largest batch
 
 MIB = 2**20
-NET = stoker.Named(spec="resnet18", data="device")
+NET = stoker.WorkloadSpec(spec="resnet18", data="device")
 
 
 def outcomes_of(found: stoker.Limit) -> dict[int, str]:
@@ -128,7 +129,7 @@ def test_a_budget_beyond_the_card_is_refused() -> None:
 
 def test_a_model_too_large_for_its_budget_says_by_how_much() -> None:
     with pytest.raises(stoker.StokerError, match="not even a batch of 1"):
-        stoker.limit(stoker.Named(spec="vit_l_16", data="device"), gpu_memory="1GiB", mode="train")
+        stoker.limit(stoker.WorkloadSpec(spec="vit_l_16", data="device"), gpu_memory="1GiB", mode="train")
 
 
 def test_a_live_model_comes_back_as_it_was() -> None:
@@ -198,8 +199,8 @@ def test_someone_who_fills_the_card_during_the_search_is_named() -> None:
         assert answers is not None
         said = [answers.readline()]
 
-        def fill(name: str, data: Any) -> None:
-            if "trying" in str(data) and len(said) == 1:
+        def fill(event: AnyEvent) -> None:
+            if isinstance(event, Phase) and event.name == "trying_batch" and len(said) == 1:
                 print("now", file=orders, flush=True)
                 said.append(answers.readline())
 
@@ -212,7 +213,7 @@ def test_someone_who_fills_the_card_during_the_search_is_named() -> None:
 
 
 def test_tune_keeps_within_the_memory_that_it_is_told() -> None:
-    source = stoker.Named(spec="resnet18", data="tensors", items=256)
+    source = stoker.WorkloadSpec(spec="resnet18", data="tensors", items=256)
     plan = stoker.tune(source, gpu_memory="1GiB", mode="train", device="cuda", budget_s=10)
     most = stoker.limit(NET, gpu_memory="1GiB", mode="train").max_batch
     assert plan.batch_size <= most
@@ -222,7 +223,7 @@ def test_tune_keeps_within_the_memory_that_it_is_told() -> None:
 
 
 def test_updates_are_as_few_as_the_effective_batch_has_them() -> None:
-    source = stoker.Named(spec="resnet18", data="tensors", items=256)
+    source = stoker.WorkloadSpec(spec="resnet18", data="tensors", items=256)
     each, gathered = (
         stoker.profile(
             source, Setting(batch_size=8, accumulate=batches), Extent(batches=8), mode="train", device="cuda"

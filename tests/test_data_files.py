@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.atomic import build_folder, data_root, in_parallel, usable_cpus, write_file
 from stoker.errors import InputError, MachineError
-from stoker.workload.files import build_folder, data_root, in_parallel, usable_cpus, write_file
 
 REMEDY = "free some"
 
@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_is_told() -> None:
 BUILDER = """
 import os, sys, time
 from pathlib import Path
-from stoker.workload.files import build_folder, in_parallel, write_file
+from stoker.atomic import build_folder, in_parallel, write_file
 
 root, count = Path(sys.argv[1]), int(sys.argv[2])
 

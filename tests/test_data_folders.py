@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import InputError
-from stoker.workload.folders import Listing, read_folder
+from stoker.workload.data.folders import Listing, read_folder
 
 
 def touch(root: Path, *names: str) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from stoker.marks import Recorder, record_into
-from stoker.workload.data import OpenedData, open_data
-from stoker.workload.images import CorruptItem, ImageFiles, decode, transform_for
-from stoker.workload.synthetic import CLASSES, build_jpegs, draw_pixels, jpeg_bytes
+from stoker.workload.data.images import CorruptItem, ImageFiles, decode, transform_for
+from stoker.workload.data.open import OpenedData, open_data
+from stoker.workload.data.synthetic import CLASSES, build_jpegs, draw_pixels, jpeg_bytes
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.errors import InputError
-from stoker.workload.data import KINDS, open_data
-from stoker.workload.synthetic import jpeg_bytes
+from stoker.workload.data.open import KINDS, open_data
+from stoker.workload.data.synthetic import jpeg_bytes
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_folder_too_small_to_validate_on_says_so(tmp_path: Path) -> None:
 
 
 def test_the_names_of_kinds_come_without_torch() -> None:
-    code = "import sys; from stoker.workload.data import KINDS; assert KINDS; print('torch' in sys.modules)"
+    code = "import sys; from stoker.workload.data.open import KINDS; assert KINDS; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert "jpeg" in KINDS

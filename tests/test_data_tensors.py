@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import InputError, MachineError
 from stoker.marks import Recorder, record_into
-from stoker.workload import prepare as preparing
-from stoker.workload.data import OpenedData, open_data
-from stoker.workload.images import CorruptItem
-from stoker.workload.prepare import prepare
-from stoker.workload.synthetic import jpeg_bytes
+from stoker.workload.data import prepare as preparing
+from stoker.workload.data.images import CorruptItem
+from stoker.workload.data.open import OpenedData, open_data
+from stoker.workload.data.prepare import prepare
+from stoker.workload.data.synthetic import jpeg_bytes
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from stoker.marks import Recorder, record_into
-from stoker.workload.data import OpenedData, open_data
-from stoker.workload.text import CLASSES, FIRST_ID, LONGEST, SHORTEST, VOCABULARY, pad_batch
+from stoker.workload.data.open import OpenedData, open_data
+from stoker.workload.data.text import CLASSES, FIRST_ID, LONGEST, SHORTEST, VOCABULARY, pad_batch
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import MissingPackage
 from stoker.marks import Recorder, record_into
-from stoker.workload import clips
-from stoker.workload.clips import FRAMES, read_clip
-from stoker.workload.data import OpenedData, open_data
-from stoker.workload.images import CorruptItem
-from stoker.workload.video import draw_frames
+from stoker.workload.data import clips
+from stoker.workload.data.clips import FRAMES, read_clip
+from stoker.workload.data.images import CorruptItem
+from stoker.workload.data.open import OpenedData, open_data
+from stoker.workload.data.video import draw_frames
 
 av = pytest.importorskip("av")
 

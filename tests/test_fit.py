@@ -8,14 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker.predict.costs import Table
-from stoker.predict.fit import Level, fit, rising
-from stoker.predict.forecast import Predictor
-from stoker.predict.items import drift
-from stoker.predict.loader import simulate
-from stoker.predict.loop import Load
-from stoker.predict.probes import Facts, Kind, Probes, Run
-from stoker.records import Setting, Subject
+from stoker.forecast.costs import Table
+from stoker.forecast.fit import Level, fit, rising
+from stoker.forecast.items import drift
+from stoker.forecast.loader import Load
+from stoker.forecast.predictor import Predictor
+from stoker.forecast.simulate import simulate
+from stoker.records import Facts, Kind, Probes, Run, Setting, Subject
 
 COLLATE_S, SEND_S, PIN_S, ANEW_S, LATE_S = 0.004, 0.002, 0.005, 0.010, 0.030
 

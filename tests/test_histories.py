@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from stoker.measure.allocation_log import AllocationLog, Storage
-from stoker.predict.allocator import Allocator, Block
-from stoker.predict.histories import (
+from stoker.memory.allocator import Allocator, Block
+from stoker.memory.histories import (
     History,
     Life,
     Stats,
@@ -21,6 +20,7 @@ from stoker.predict.histories import (
     peak,
     replay_history,
 )
+from stoker.memory.trace.log import AllocationLog, Storage
 
 MIB = 2**20
 Event = tuple[str, int, int, str]

@@ -22,7 +22,7 @@ def test_neither_the_package_nor_its_help_loads_torch(code: str) -> None:
 
 
 def test_public_names_are_few_and_all_there() -> None:
-    assert len(stoker.__all__) < 20
+    assert len(stoker.__all__) <= 30
     for name in stoker.__all__:
         assert getattr(stoker, name) is not None
     assert set(dir(stoker)) == set(stoker.__all__)

@@ -13,43 +13,50 @@ import psutil
 import pytest
 
 from stoker.errors import InputError, MachineError
-from stoker.measure import isolate
+from stoker.events import AnyEvent, OnEvent, Progress
+from stoker.process import child
 
 
-def double(number: int, emit: isolate.Emit) -> int:
-    emit("seen", number)
+def double(number: int, emit: OnEvent) -> int:
+    emit(Progress(what="seen", done=number))
     return number * 2
 
 
-def refuse(emit: isolate.Emit) -> int:
+def refuse(emit: OnEvent) -> int:
     raise InputError("batch size must be at least 1, got 0")
 
 
-def stumble(emit: isolate.Emit) -> int:
+def stumble(emit: OnEvent) -> int:
     raise KeyError("missing")
 
 
-def die(number: int, emit: isolate.Emit) -> int:
+def die(number: int, emit: OnEvent) -> int:
     print("last words", flush=True)  # noqa: T201 - what a child prints must not reach the caller's stdout
     os.kill(os.getpid(), number)
     return 0
 
 
-def hang_with_a_child(emit: isolate.Emit) -> int:
+def hang_with_a_child(emit: OnEvent) -> int:
     pid = os.fork()
     if pid == 0:
         threading.Event().wait()
-    emit("pids", [os.getpid(), pid])
+    emit(Progress(what="pids", done=os.getpid(), of=pid))
     threading.Event().wait()
     return 0
 
 
-def surroundings(emit: isolate.Emit) -> dict[str, str]:
+def surroundings(emit: OnEvent) -> dict[str, str]:
     return {"folder": str(Path.cwd()), "word": os.environ.get("STOKER_TEST_WORD", "")}
 
 
-def wrong_kind(emit: isolate.Emit) -> Any:
+def wrong_kind(emit: OnEvent) -> Any:
     return "seven"
+
+
+def pids_of(event: AnyEvent) -> list[int]:
+    assert isinstance(event, Progress)
+    assert event.of is not None
+    return [event.done, event.of]
 
 
 def all_gone(pids: list[int]) -> bool:
@@ -63,37 +70,37 @@ def all_gone(pids: list[int]) -> bool:
 
 
 def test_a_result_and_events_come_back() -> None:
-    events: list[tuple[str, Any]] = []
-    ended = isolate.run(double, (21,), kind=int, on_event=lambda name, data: events.append((name, data)))
-    assert isolate.value(ended) == 42
-    assert events == [("seen", 21)]
+    events: list[AnyEvent] = []
+    ended = child.run(double, (21,), kind=int, on_event=events.append)
+    assert child.value(ended) == 42
+    assert events == [Progress(what="seen", done=21)]
 
 
 def test_an_error_of_ours_is_raised_as_what_it_is() -> None:
     with pytest.raises(InputError, match="at least 1, got 0"):
-        isolate.value(isolate.run(refuse, (), kind=int))
+        child.value(child.run(refuse, (), kind=int))
 
 
 def test_any_other_error_keeps_its_traceback() -> None:
-    ended = isolate.run(stumble, (), kind=int)
+    ended = child.run(stumble, (), kind=int)
     assert ended.how == "raised"
     assert ended.failure is not None
     assert "stumble" in ended.failure.trace
     with pytest.raises(InputError, match=r"KeyError: 'missing', at .*test_isolate.py:\d+ in stumble"):
-        isolate.value(ended)
+        child.value(ended)
 
 
 @pytest.mark.parametrize(("number", "name"), [(11, "SIGSEGV"), (9, "SIGKILL"), (7, "SIGBUS"), (40, "signal 40")])
 def test_a_death_by_signal_is_named_and_the_next_call_works(number: int, name: str) -> None:
-    ended = isolate.run(die, (number,), kind=int)
+    ended = child.run(die, (number,), kind=int)
     assert (ended.how, ended.signal) == ("killed", name)
     assert "last words" in ended.output
-    assert isolate.value(isolate.run(double, (2,), kind=int)) == 4
+    assert child.value(child.run(double, (2,), kind=int)) == 4
 
 
 def test_time_runs_out_for_the_child_and_all_below_it() -> None:
     pids: list[int] = []
-    ended = isolate.run(hang_with_a_child, (), kind=int, timeout_s=1, on_event=lambda _, data: pids.extend(data))
+    ended = child.run(hang_with_a_child, (), kind=int, timeout_s=1, on_event=lambda event: pids.extend(pids_of(event)))
     assert ended.how == "timed_out"
     assert "hang_with_a_child" in ended.stacks
     assert len(pids) == 2
@@ -101,32 +108,32 @@ def test_time_runs_out_for_the_child_and_all_below_it() -> None:
 
 
 def test_a_child_that_says_nothing_is_ended_by_the_stall_limit() -> None:
-    ended = isolate.run(hang_with_a_child, (), kind=int, stall_s=1)
+    ended = child.run(hang_with_a_child, (), kind=int, stall_s=1)
     assert ended.how == "timed_out"
 
 
 def test_an_interrupted_caller_leaves_no_processes() -> None:
     pids: list[int] = []
 
-    def interrupt(name: str, data: list[int]) -> None:
-        pids.extend(data)
+    def interrupt(event: AnyEvent) -> None:
+        pids.extend(pids_of(event))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        isolate.run(hang_with_a_child, (), kind=int, on_event=interrupt)
+        child.run(hang_with_a_child, (), kind=int, on_event=interrupt)
     assert len(pids) == 2
     assert all_gone(pids)
-    assert isolate.value(isolate.run(double, (3,), kind=int)) == 6
+    assert child.value(child.run(double, (3,), kind=int)) == 6
 
 
 def test_the_child_sees_the_callers_folder_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STOKER_TEST_WORD", "coal")
-    seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
+    seen = child.value(child.run(surroundings, (), kind=dict[str, str]))
     assert seen == {"folder": str(tmp_path), "word": "coal"}
 
 
-def has_imported(name: str, emit: isolate.Emit) -> bool:
+def has_imported(name: str, emit: OnEvent) -> bool:
     return name in sys.modules
 
 
@@ -135,13 +142,13 @@ def test_names_that_are_no_text_go_there_and_back(tmp_path: Path, monkeypatch: p
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setenv("STOKER_TEST_WORD", os.fsdecode(b"caf\xe9"))
-    seen = isolate.value(isolate.run(surroundings, (), kind=dict[str, str]))
+    seen = child.value(child.run(surroundings, (), kind=dict[str, str]))
     assert seen == {"folder": f"{tmp_path}/caf?", "word": "caf?"}
     with pytest.raises(InputError, match=r"no such file: caf\?"):
-        isolate.value(isolate.run(refuse_a_file, (), kind=int))
+        child.value(child.run(refuse_a_file, (), kind=int))
 
 
-def refuse_a_file(emit: isolate.Emit) -> int:
+def refuse_a_file(emit: OnEvent) -> int:
     raise InputError(f"no such file: {os.fsdecode(b'caf' + bytes([0xE9]))}")
 
 
@@ -154,62 +161,62 @@ def test_a_library_of_models_is_imported_once_where_the_caller_has_it(
     monkeypatch.delitem(sys.modules, "timm", raising=False)
     if imported:
         monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
-    server = isolate.Server()
-    monkeypatch.setattr(isolate, "_server", server)
+    server = child.Server()
+    monkeypatch.setattr(child, "_server", server)
     try:
-        assert isolate.value(isolate.run(has_imported, ("timm",), kind=bool)) == imported
+        assert child.value(child.run(has_imported, ("timm",), kind=bool)) == imported
     finally:
         server.close()
 
 
 def test_what_cannot_be_sent_says_what_to_give_instead() -> None:
     with pytest.raises(InputError, match="give functions that make the model"):
-        isolate.run(double, (threading.Lock(),), kind=int)
+        child.run(double, (threading.Lock(),), kind=int)
 
 
 def test_a_killed_server_is_replaced() -> None:
-    server = isolate.server()
+    server = child.server()
     server.wait_ready()
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
-    assert isolate.value(isolate.run(double, (5,), kind=int)) == 10
+    assert child.value(child.run(double, (5,), kind=int)) == 10
 
 
 def test_a_server_that_is_killed_while_it_is_given_a_call_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = isolate.server()
+    server = child.server()
     server.wait_ready()
-    real = isolate._payload
+    real = child._payload
 
     def kill(*arguments: Any) -> bytes:
         os.kill(server._process.pid, signal.SIGKILL)
         os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)
         return real(*arguments)
 
-    monkeypatch.setattr(isolate, "_payload", kill)
+    monkeypatch.setattr(child, "_payload", kill)
     with pytest.raises(MachineError, match="ended from outside"):
-        isolate.run(double, (5,), kind=int)
+        child.run(double, (5,), kind=int)
     monkeypatch.undo()
-    assert isolate.value(isolate.run(double, (5,), kind=int)) == 10
+    assert child.value(child.run(double, (5,), kind=int)) == 10
 
 
 def test_an_interrupt_while_a_call_is_sent_leaves_the_next_one_as_it_was() -> None:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    server = isolate.server()
+    server = child.server()
     server.wait_ready()
     os.kill(server._process.pid, signal.SIGSTOP)  # it takes nothing more, so the call below is half sent
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
-            isolate.run(length, (bytes(2**24),), kind=int)
+            child.run(length, (bytes(2**24),), kind=int)
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert isolate.value(isolate.run(length, (bytes(2**24),), kind=int)) == 2**24
+    assert child.value(child.run(length, (bytes(2**24),), kind=int)) == 2**24
 
 
-def length(data: bytes, emit: isolate.Emit) -> int:
+def length(data: bytes, emit: OnEvent) -> int:
     return len(data)
 
 
@@ -217,7 +224,7 @@ def test_a_call_that_cannot_be_sent_leaves_no_file_open() -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(5):
         with pytest.raises(InputError):
-            isolate.run(double, (threading.Lock(),), kind=int)
+            child.run(double, (threading.Lock(),), kind=int)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -225,12 +232,12 @@ def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     caller = os.fork()
     if caller == 0:
-        isolate._server = None
+        child._server = None
 
-        def write_down(name: str, pids: list[int]) -> None:
-            note.write_text(" ".join(map(str, pids)))
+        def write_down(event: AnyEvent) -> None:
+            note.write_text(" ".join(map(str, pids_of(event))))
 
-        isolate.run(hang_with_a_child, (), kind=int, on_event=write_down)
+        child.run(hang_with_a_child, (), kind=int, on_event=write_down)
         os._exit(0)
     deadline = time.monotonic() + 60
     while not (note.exists() and note.read_text()) and time.monotonic() < deadline:

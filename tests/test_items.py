@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from stoker.predict.items import means, usual_s
-from stoker.predict.probes import Run
+from stoker.forecast.items import means, usual_s
+from stoker.records import Run
 
 ITEMS, BATCH = 256, 16
 

@@ -12,13 +12,14 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.measure import isolate
-from stoker.measure.allocation_log import AllocationLog, Storage
-from stoker.measure.trial import opened
-from stoker.predict.allocator import rounded
-from stoker.predict.memory import largest, most_alive, replay
-from stoker.tune import traced
-from stoker.tune.limit import Question, limit
+from stoker.events import OnEvent
+from stoker.measure.profile import opened
+from stoker.memory import traced
+from stoker.memory.allocator import rounded
+from stoker.memory.limit import Question, limit
+from stoker.memory.replay import largest, most_alive, replay
+from stoker.memory.trace.log import AllocationLog, Storage
+from stoker.process import child
 
 GIB = 2**30
 MIB = 2**20
@@ -28,12 +29,12 @@ PLENTY = 2**60
 def log_of(
     workload: stoker.Workload | str, mode: str, precision: str = "fp32", optimizer: str | None = None
 ) -> AllocationLog:
-    source: Any = stoker.Named(spec=workload, data="device") if isinstance(workload, str) else workload
+    source: Any = stoker.WorkloadSpec(spec=workload, data="device") if isinstance(workload, str) else workload
     question = Question(method="trace", precision=precision, optimizer=optimizer)  # type: ignore[arg-type]
-    return isolate.value(isolate.run(_logged, (source, mode, question), kind=AllocationLog))
+    return child.value(child.run(_logged, (source, mode, question), kind=AllocationLog))
 
 
-def _logged(source: Any, mode: Any, question: Question, emit: isolate.Emit) -> AllocationLog:
+def _logged(source: Any, mode: Any, question: Question, emit: OnEvent) -> AllocationLog:
     return traced.record(opened(source, mode, emit), mode, question, None)
 
 
@@ -136,7 +137,7 @@ MEASURED = {"resnet18": (751, 749), "resnet50": (193, 192), "alexnet": (3143, 33
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_measured_maxima_lie_in_the_interval(name: str) -> None:
-    found = limit(stoker.Named(spec=name, data="device"), gpu_memory="16GiB", mode="train", optimizer="momentum")
+    found = limit(stoker.WorkloadSpec(spec=name, data="device"), gpu_memory="16GiB", mode="train", optimizer="momentum")
     low, high = found.interval
     first_failed, last_ran = MEASURED[name]
     assert low <= max(first_failed - 1, last_ran)
@@ -198,7 +199,7 @@ def test_more_memory_never_means_a_smaller_batch() -> None:
 
 def test_a_model_that_is_too_large_says_by_how_much() -> None:
     with pytest.raises(InputError, match=r"not even a batch of 1 fits in 100 MiB: it needs about"):
-        limit(stoker.Named(spec="resnet50", data="device"), gpu_memory=100 * MIB)
+        limit(stoker.WorkloadSpec(spec="resnet50", data="device"), gpu_memory=100 * MIB)
 
 
 def test_a_step_that_depends_on_values_is_said_not_guessed() -> None:

@@ -9,15 +9,14 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.measure.allocation_log import AllocationLog
-from stoker.measure.attempts import Probe
-from stoker.measure.room import Room
-from stoker.measure.server import Failure
-from stoker.records import Gpu, Problem
-from stoker.tune import searching, traced, tried
-from stoker.tune.limit import Limit, Method, Question
-from stoker.tune.traced import Estimate
-from stoker.workload.examples import worst_example
+from stoker.memory import methods, search, traced
+from stoker.memory.device_memory import Room
+from stoker.memory.limit import Question
+from stoker.memory.trace.log import AllocationLog
+from stoker.memory.traced import Estimate
+from stoker.process.forkserver import Failure
+from stoker.records import Attempt, Gpu, Limit, Method, Problem
+from stoker.workload.example import worst_example
 
 MIB = 2**20
 FIXED, ITEM = 100 * MIB, 10 * MIB
@@ -52,7 +51,7 @@ class Begun:
         Card.under_way += 1
         Card.most_at_once = max(Card.most_at_once, Card.under_way)
 
-    def probe(self) -> Probe:
+    def probe(self) -> Attempt:
         Card.under_way -= 1
         return self._card.attempt(self._batch_size, **self._how)
 
@@ -94,16 +93,16 @@ class Card:
 
     def attempt(
         self, batch_size: int, *, steps: int = 3, primed: bool = False, expandable: bool = False, weigh: bool = False
-    ) -> Probe:
+    ) -> Attempt:
         Card.tried.append(batch_size)
         free = self.free_bytes
         if self.filled_after is not None and len(Card.tried) > self.filled_after:
             free -= 300 * MIB
         if self.broken_from is not None and batch_size >= self.broken_from:
-            return Probe(batch_size=batch_size, outcome="failed", problem=Problem(sentence="an index is too large"))
+            return Attempt(batch_size=batch_size, outcome="failed", problem=Problem(sentence="an index is too large"))
         budget = min(free, self.job.budget_bytes or free) + (50 * MIB if primed or expandable else 0)
         memory = FIXED + ITEM * batch_size
-        return Probe(
+        return Attempt(
             batch_size=batch_size,
             outcome="done" if memory <= budget else "oom",
             peak_bytes=memory,
@@ -121,10 +120,10 @@ class Card:
 def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     """A fresh card, on which steps cannot be followed unless a test says so."""
     fresh = type("FreshCard", (Card,), {})
-    monkeypatch.setattr(searching, "Cradle", fresh)
-    monkeypatch.setattr(tried, "_card", lambda question: GPU)
+    monkeypatch.setattr(search, "TryFactory", fresh)
+    monkeypatch.setattr(methods, "_card", lambda question: GPU)
     failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
-    monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(failure))
+    monkeypatch.setattr(search.Search, "_trace", lambda self: Given(failure))
     return fresh
 
 
@@ -140,7 +139,7 @@ def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int, most: int |
         bytes_per_item=ITEM,
         fixed_bytes=FIXED,
     )
-    monkeypatch.setattr(searching.Search, "_trace", lambda self: Given(log))
+    monkeypatch.setattr(search.Search, "_trace", lambda self: Given(log))
     monkeypatch.setattr(traced.Replays, "likely", likely)
     monkeypatch.setattr(traced.Replays, "estimate", lambda self: said)
     monkeypatch.setattr(traced.Replays, "primed", lambda self: likely + 4)
@@ -148,7 +147,7 @@ def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int, most: int |
 
 def ask(method: Method = "auto", **options: Any) -> Limit:
     workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(5000, 4)))
-    return tried.answer(workload, Question(method=method, **options), lambda name, data: None)
+    return methods.answer(workload, Question(method=method, **options), lambda _: None)
 
 
 @pytest.mark.parametrize("guess", [84, 70, 200, 1])
@@ -222,7 +221,7 @@ def test_tries_come_to_the_device_at_once_where_the_driver_says_that_there_is_ro
     follows(monkeypatch, likely=84, calm=84)
     monkeypatch.setattr(card, "free_bytes", found * MIB)
     monkeypatch.setattr(card, "room", room)
-    monkeypatch.setattr(tried, "_card", lambda _: msgspec.structs.replace(GPU, memory_free_bytes=by_driver * MIB))
+    monkeypatch.setattr(methods, "_card", lambda _: msgspec.structs.replace(GPU, memory_free_bytes=by_driver * MIB))
     limit = ask(gpu_memory_bytes=940 * MIB)
     assert (there, limit.gpu_memory_bytes) == ([early], budget * MIB)
     assert limit.max_batch == (budget * MIB - FIXED) // ITEM
@@ -257,7 +256,7 @@ def test_the_next_try_waits_at_the_device_where_it_has_room_beside_the_one_under
 def test_a_card_that_takes_one_process_at_a_time_gets_one(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
     follows(monkeypatch, likely=84, calm=70)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
-    monkeypatch.setattr(tried, "_card", lambda question: msgspec.structs.replace(GPU, exclusive=True))
+    monkeypatch.setattr(methods, "_card", lambda question: msgspec.structs.replace(GPU, exclusive=True))
     assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
     assert Card.tried == [84, 85]
     assert (Card.most_at_once, Card.most_there) == (1, 1)
@@ -366,7 +365,7 @@ def test_a_step_that_fails_only_when_large_bounds_the_batch(card: type[Card]) ->
 
 def test_a_set_smaller_than_the_batch_is_said(card: type[Card]) -> None:
     workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(20, 4)))
-    found = tried.answer(workload, Question(method="search"), lambda name, data: None)
+    found = methods.answer(workload, Question(method="search"), lambda _: None)
     assert any("the set has only 20 items" in note for note in found.notes)
 
 

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 import stoker
 from stoker import Limit
 from stoker.errors import InputError
-from stoker.measure.allocations import OPTIMIZERS
-from stoker.tune.limit import OPTIMIZER_NAMES
+from stoker.memory.limit import OPTIMIZER_NAMES
+from stoker.memory.trace.follow import OPTIMIZERS
 
 WIDTH = 16384
 MEMORY = 2 * 2**30
@@ -282,7 +282,7 @@ def test_a_value_that_is_only_looked_at_does_not_matter() -> None:
 def test_a_mask_that_hides_nothing_is_dropped_as_transformers_does() -> None:
     pytest.importorskip("transformers")
     told = stoker.limit(
-        stoker.Named(spec="hf/bert-base-uncased", data="device"),
+        stoker.WorkloadSpec(spec="hf/bert-base-uncased", data="device"),
         gpu_memory="16GiB",
         optimizer="adamw",
         gpu="h200",

@@ -17,10 +17,11 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.measure import isolate, masks
-from stoker.measure.allocation_log import AllocationLog, Reduction, Storage
-from stoker.measure.architectures import architecture
-from stoker.predict.memory import largest, replay, sturdy
+from stoker.memory.replay import largest, replay, sturdy
+from stoker.memory.trace import masks
+from stoker.memory.trace.gpus import architecture
+from stoker.memory.trace.log import AllocationLog, Reduction, Storage
+from stoker.process import child
 
 MIB = 2**20
 PLENTY = 2**60
@@ -30,9 +31,9 @@ ITEM = 4  # bytes of a number in full precision
 def _record(
     workload: stoker.Workload, mode: Any, precision: Any, optimizer: str, options: Any, _: Any
 ) -> AllocationLog:
-    from stoker.measure import allocations
+    from stoker.memory.trace import follow
 
-    return allocations.record(workload, mode, precision, optimizer, **options)
+    return follow.record(workload, mode, precision, optimizer, **options)
 
 
 def log_of(
@@ -47,7 +48,7 @@ def log_of(
 ) -> AllocationLog:
     dataset = TensorDataset(x.expand(8, *x.shape), torch.zeros(8, dtype=torch.long))
     workload = stoker.Workload(model=model, dataset=dataset, loss=_mean_loss, **(parts or {}))
-    return isolate.value(isolate.run(_record, (workload, mode, precision, optimizer, options), kind=AllocationLog))
+    return child.value(child.run(_record, (workload, mode, precision, optimizer, options), kind=AllocationLog))
 
 
 def _mean_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -428,18 +429,18 @@ RECORDED = [
 
 
 def _record_named(name: str, mode: Any, precision: Any, optimizer: str | None, emit: Any) -> AllocationLog:
-    from stoker.measure import allocations
-    from stoker.measure.trial import opened
+    from stoker.measure.profile import opened
+    from stoker.memory.trace import follow
 
-    workload = opened(stoker.Named(spec=name, data="device"), mode, emit)
-    return allocations.record(workload, mode, precision, optimizer)
+    workload = opened(stoker.WorkloadSpec(spec=name, data="device"), mode, emit)
+    return follow.record(workload, mode, precision, optimizer)
 
 
 @pytest.mark.parametrize(("name", "mode", "precision", "optimizer", "batch_size", "peak_bytes"), RECORDED)
 def test_the_peak_is_the_recorded_one(
     name: str, mode: str, precision: str, optimizer: str | None, batch_size: int, peak_bytes: int
 ) -> None:
-    log = isolate.value(isolate.run(_record_named, (name, mode, precision, optimizer), kind=AllocationLog))
+    log = child.value(child.run(_record_named, (name, mode, precision, optimizer), kind=AllocationLog))
     assert replay(log, batch_size, PLENTY).allocated_peak_bytes == pytest.approx(peak_bytes, rel=0.005)
 
 
@@ -549,7 +550,7 @@ def test_a_hole_below_the_edge_does_not_hide_it() -> None:
 
 def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
     """Capped at 16 GiB, it failed at 3143 items and ran at 3374, every try in a fresh process."""
-    log = isolate.value(isolate.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
+    log = child.value(child.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
     found = sturdy(lambda size: replay(log, size, 16 * 2**30).fits)
     assert 3142 * 0.98 <= found <= 3374 * 1.02
 
@@ -557,7 +558,7 @@ def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
 def test_a_convolution_with_more_elements_than_32_bits_count_needs_its_workspace() -> None:
     """At 80 GiB alexnet ran with 15 071 items and with 15 393, and failed at 15 092 and from 16 404 on: with fewer
     elements it would have done without, and 19 000 would fit."""
-    log = isolate.value(isolate.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
+    log = child.value(child.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
     found = sturdy(lambda size: replay(log, size, 80 * 2**30).fits)
     assert 15_071 * 0.95 <= found <= 15_393 * 1.05
     largest_scratch = max((each for each in log.storages if each.kind == "scratch"), key=lambda each: each.at(1000))

@@ -11,12 +11,12 @@ from torch.utils.data import Dataset, TensorDataset
 import stoker
 from stoker.errors import InputError, MachineError
 from stoker.machine import gpu as driver
-from stoker.measure.attempts import Cradle, Job
-from stoker.measure.forked import Forked
-from stoker.measure.server import Failure
-from stoker.tune import tried as tried_module
-from stoker.tune.limit import Question
-from stoker.workload.examples import grown, worst_example
+from stoker.memory import methods as tried_module
+from stoker.memory.limit import Question
+from stoker.memory.tries import Job, TryFactory
+from stoker.process.fork import Forked
+from stoker.process.forkserver import Failure
+from stoker.workload.example import grown, worst_example
 
 MIB = 2**20
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -37,8 +37,8 @@ def wide(**parts: Any) -> stoker.Workload:
     return stoker.Workload(model=Wide, dataset=TensorDataset(torch.zeros(512, 1)), **parts)
 
 
-def cradle(workload: stoker.Workload, mode: Any = "infer", **job: Any) -> Cradle:
-    return Cradle(workload, Job(mode=mode, device="cpu", **job))
+def cradle(workload: stoker.Workload, mode: Any = "infer", **job: Any) -> TryFactory:
+    return TryFactory(workload, Job(mode=mode, device="cpu", **job))
 
 
 # ---------------------------------------------------------------- one try
@@ -50,10 +50,10 @@ def tried(batch_size: int, budget_bytes: int | None = None, emit: Any = None) ->
 
 def in_child(function: Any, *arguments: Any) -> Any:
     """Tries are forked from a process that has started no threads; this one has."""
-    from stoker.measure import isolate
-    from stoker.measure.attempts import Probe
+    from stoker.process import child
+    from stoker.records import Attempt
 
-    return isolate.value(isolate.run(function, arguments, kind=Probe))
+    return child.value(child.run(function, arguments, kind=Attempt))
 
 
 def test_a_try_within_its_budget_runs_and_tells_its_peak() -> None:
@@ -300,7 +300,7 @@ def test_priming_leaves_a_model_as_it_was() -> None:
 
 
 def test_a_lent_optimizer_comes_back_with_its_state() -> None:
-    from stoker.workload.borrow import borrowed_optimizer
+    from stoker.workload.borrowed import borrowed_optimizer
 
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -10,11 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import InputError
-from stoker.predict import loader
-from stoker.predict.costs import Costs, FirstSends, Step, Table, faster, slowed
-from stoker.predict.driver import Driver
-from stoker.predict.loader import simulate
-from stoker.predict.loop import Load
+from stoker.forecast.costs import Costs, FirstSends, Step, Table, faster, slowed
+from stoker.forecast.driver import Driver
+from stoker.forecast.loader import Load
+from stoker.forecast.simulate import simulate
 from stoker.records import Setting
 
 
@@ -267,7 +266,7 @@ def test_uneven_cores_scatter_what_batches_take() -> None:
 def test_a_long_run_is_continued_at_the_steady_rate(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = costs(item_s=0.002, spread=(0.5, 1.0, 1.5), step=sleeping(0.01), overhead_s=0.0002)
     continued = total(found, 8, workers, items=12_003)
-    monkeypatch.setattr(loader, "_MOST_BATCHES", 10_000)
+    monkeypatch.setattr("stoker.forecast.simulate._MOST_BATCHES", 10_000)
     assert continued == pytest.approx(total(found, 8, workers, items=12_003), rel=0.03)
 
 

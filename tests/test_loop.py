@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import torch
 
-from stoker.measure.clock import Nap, clock_for
+from stoker.measure.device import Nap, clock_for
 from stoker.measure.feed import Feed
 from stoker.measure.loop import Loop
 from stoker.measure.steps import NapStep
@@ -32,5 +32,5 @@ def test_a_batch_lives_until_the_next_is_there_as_in_any_loop() -> None:
     for _batch in usual:
         pass
     clock = clock_for(torch.device("cpu"))
-    Loop(Feed(measured, 5, []), NapStep(Nap("0s")), clock, lambda name, data: None, of=5).epoch()
+    Loop(Feed(measured, 5, []), NapStep(Nap("0s")), clock, lambda _: None, of=5).epoch()
     assert measured.alive == usual.alive == [0, 1, 1, 1, 1]

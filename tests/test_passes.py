@@ -20,9 +20,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from stoker.errors import InputError
-from stoker.workload import passes
-from stoker.workload.borrow import borrowed
-from stoker.workload.definition import Workload
+from stoker.workload import calls
+from stoker.workload.borrowed import borrowed
+from stoker.workload.workload import Workload
 
 Point = namedtuple("Point", ["x", "y"])
 X, Y = torch.zeros(5, 3), torch.arange(5)
@@ -56,37 +56,37 @@ def workload(**parts: Any) -> Workload:
 
 
 def test_a_pair_is_inputs_and_target() -> None:
-    assert passes.split((X, Y)) == (X, Y)
-    assert passes.split([X, Y]) == (X, Y)
+    assert calls.split((X, Y)) == (X, Y)
+    assert calls.split([X, Y]) == (X, Y)
 
 
 def test_of_several_values_the_last_is_the_target() -> None:
-    inputs, target = passes.split([X, X, Y])
+    inputs, target = calls.split([X, X, Y])
     assert type(inputs) is tuple
     assert len(inputs) == 2
     assert target is Y
 
 
 def test_inputs_alone_have_no_target() -> None:
-    assert passes.split(X) == (X, None)
-    assert passes.split((X,)) == (X, None)
+    assert calls.split(X) == (X, None)
+    assert calls.split((X,)) == (X, None)
 
 
 @pytest.mark.parametrize("name", ["labels", "label", "target", "targets"])
 def test_a_mapping_names_its_target(name: str) -> None:
     batch = {"input_ids": X, name: Y}
-    assert passes.split(batch) == (batch, Y)
+    assert calls.split(batch) == (batch, Y)
 
 
 def test_a_packed_sequence_is_one_input() -> None:
     packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    assert passes.split(packed) == (packed, None)
-    assert passes.count_items(packed) == 2
+    assert calls.split(packed) == (packed, None)
+    assert calls.count_items(packed) == 2
 
 
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(InputError, match="empty batch"):
-        passes.split(())
+        calls.split(())
 
 
 # ---------------------------------------------------------------- moving, counting, weighing
@@ -109,7 +109,7 @@ BATCHES: list[Any] = [
 
 @pytest.mark.parametrize("batch", BATCHES, ids=lambda batch: type(batch).__name__)
 def test_every_tensor_moves_and_every_container_keeps_its_kind(batch: Any) -> None:
-    moved = passes.to_device(batch, "meta")
+    moved = calls.to_device(batch, "meta")
     assert type(moved) is type(batch)
     tensors = list(_tensors(moved))
     assert len(tensors) == len(list(_tensors(batch))) > 0
@@ -119,19 +119,19 @@ def test_every_tensor_moves_and_every_container_keeps_its_kind(batch: Any) -> No
 
 def test_what_is_no_tensor_stays() -> None:
     batch = {"names": ["a", "b"], "id": 3, "nothing": None, "array": np.zeros(2)}
-    moved = passes.to_device(batch, "meta")
+    moved = calls.to_device(batch, "meta")
     assert moved["names"] == ["a", "b"]
     assert moved["array"] is batch["array"]
 
 
 def test_a_default_dict_keeps_its_default() -> None:
-    moved = passes.to_device(defaultdict[str, Any](list, a=X), "meta")
+    moved = calls.to_device(defaultdict[str, Any](list, a=X), "meta")
     assert moved["new"] == []
 
 
 def test_images_and_clips_become_channels_last_and_nothing_else_does() -> None:
     image, clip, mask = torch.rand(2, 3, 4, 4), torch.rand(2, 3, 2, 4, 4), torch.zeros(2, 3, 4, 4, dtype=torch.long)
-    moved = passes.to_device((image, clip, mask, X), "cpu", channels_last=True)
+    moved = calls.to_device((image, clip, mask, X), "cpu", channels_last=True)
     assert moved[0].is_contiguous(memory_format=torch.channels_last)
     assert moved[1].is_contiguous(memory_format=torch.channels_last_3d)
     assert moved[2].is_contiguous()
@@ -155,22 +155,22 @@ def test_images_and_clips_become_channels_last_and_nothing_else_does() -> None:
     ],
 )
 def test_items_are_counted(batch: Any, count: int) -> None:
-    assert passes.count_items(batch) == count
+    assert calls.count_items(batch) == count
 
 
 def test_a_batch_that_cannot_be_counted_says_so() -> None:
     with pytest.raises(InputError, match="how many items a batch of type SimpleNamespace holds"):
-        passes.count_items(SimpleNamespace(name="x"))
+        calls.count_items(SimpleNamespace(name="x"))
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.integers(1, 9))
 def test_bytes_add_up(widths: list[int], items: int) -> None:
     batch = {str(place): torch.zeros(items, width) for place, width in enumerate(widths)}
-    assert passes.batch_bytes((batch, torch.zeros(items, dtype=torch.int64))) == items * (4 * sum(widths) + 8)
+    assert calls.batch_bytes((batch, torch.zeros(items, dtype=torch.int64))) == items * (4 * sum(widths) + 8)
 
 
 def test_bytes_of_arrays_strings_and_numbers() -> None:
-    assert passes.batch_bytes([np.zeros(3), b"ab", "é", 7, None]) == 24 + 2 + 2
+    assert calls.batch_bytes([np.zeros(3), b"ab", "é", 7, None]) == 24 + 2 + 2
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
@@ -206,45 +206,45 @@ class Stream(IterableDataset[int]):
 
 def test_objects_are_used_as_they_are_and_makers_are_called() -> None:
     for thing in (nn.Linear(1, 1), Numbers(), Stream(), TensorDataset(X), [1, 2]):
-        assert passes.make(thing) is thing
-    assert isinstance(passes.make(Numbers), Numbers)
-    assert isinstance(passes.make(partial(nn.Linear, 1, 1)), nn.Linear)
-    assert isinstance(passes.make(lambda: Stream()), Stream)
+        assert calls.make(thing) is thing
+    assert isinstance(calls.make(Numbers), Numbers)
+    assert isinstance(calls.make(partial(nn.Linear, 1, 1)), nn.Linear)
+    assert isinstance(calls.make(lambda: Stream()), Stream)
 
 
 def test_a_model_that_is_none_is_told() -> None:
     with pytest.raises(InputError, match=r"must be a torch\.nn\.Module or a function that makes one, got NoneType"):
-        passes.make_model(workload(model=lambda: None))
+        calls.make_model(workload(model=lambda: None))
 
 
 def test_datasets_are_made_and_checked() -> None:
-    assert isinstance(passes.make_dataset(workload(dataset=Numbers)), Numbers)
-    assert isinstance(passes.make_dataset(workload(validation=Numbers), "validation"), Numbers)
+    assert isinstance(calls.make_dataset(workload(dataset=Numbers)), Numbers)
+    assert isinstance(calls.make_dataset(workload(validation=Numbers), "validation"), Numbers)
     with pytest.raises(InputError, match="no validation dataset"):
-        passes.make_dataset(workload(), "validation")
+        calls.make_dataset(workload(), "validation")
     with pytest.raises(InputError, match="dataset must be a dataset or a function that makes one, got int"):
-        passes.make_dataset(workload(dataset=lambda: 3))
+        calls.make_dataset(workload(dataset=lambda: 3))
 
 
 def test_the_optimizer_gets_what_is_to_be_trained() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].requires_grad_(False)
-    optimizer = passes.make_optimizer(workload(optimizer=torch.optim.AdamW), model)
+    optimizer = calls.make_optimizer(workload(optimizer=torch.optim.AdamW), model)
     assert isinstance(optimizer, torch.optim.AdamW)
     assert [parameter.shape for parameter in optimizer.param_groups[0]["params"]] == [(1, 2), (1,)]
 
 
 def test_without_an_optimizer_sgd_with_momentum_trains() -> None:
-    optimizer = passes.make_optimizer(workload(), nn.Linear(2, 2))
+    optimizer = calls.make_optimizer(workload(), nn.Linear(2, 2))
     assert isinstance(optimizer, torch.optim.SGD)
     assert optimizer.defaults["momentum"] == 0.9
 
 
 def test_nothing_to_train_and_no_optimizer_are_told() -> None:
     with pytest.raises(InputError, match="nothing to train"):
-        passes.make_optimizer(workload(), nn.ReLU())
+        calls.make_optimizer(workload(), nn.ReLU())
     with pytest.raises(InputError, match="must give an optimizer when called with parameters, got int"):
-        passes.make_optimizer(workload(optimizer=len), nn.Linear(1, 1))
+        calls.make_optimizer(workload(optimizer=len), nn.Linear(1, 1))
     with pytest.raises(InputError, match=r"got SGD; give its class, or a functools\.partial of it"):
         workload(optimizer=torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1))
 
@@ -275,31 +275,31 @@ class Returns(nn.Module):
 )
 def test_inputs_reach_the_model(inputs: Any, called_with: Any) -> None:
     model = Returns()
-    passes.forward(workload(), model, inputs)
+    calls.forward(workload(), model, inputs)
     assert model.called_with == called_with
 
 
 def test_a_named_tuple_is_one_input() -> None:
     model, point = Returns(), Point(X, Y)
-    passes.forward(workload(), model, point)
+    calls.forward(workload(), model, point)
     assert model.called_with == ((point,), {})
 
 
 def test_labels_reach_a_model_only_where_it_computes_the_loss() -> None:
     batch = {"input_ids": X, "labels": Y}
     model = Returns()
-    passes.forward(workload(), model.train(), batch)
+    calls.forward(workload(), model.train(), batch)
     assert set(model.called_with[1]) == {"input_ids", "labels"}
-    passes.forward(workload(), model.eval(), batch)
+    calls.forward(workload(), model.eval(), batch)
     assert set(model.called_with[1]) == {"input_ids"}
-    passes.forward(workload(loss=nn.CrossEntropyLoss()), model.train(), batch)
+    calls.forward(workload(loss=nn.CrossEntropyLoss()), model.train(), batch)
     assert set(model.called_with[1]) == {"input_ids"}
     assert set(batch) == {"input_ids", "labels"}
 
 
 def test_the_owners_forward_replaces_the_call() -> None:
     model = Returns()
-    passes.forward(workload(forward=lambda model, images: model(list(images))), model, X)
+    calls.forward(workload(forward=lambda model, images: model(list(images))), model, X)
     assert len(model.called_with[0][0]) == 5
 
 
@@ -313,14 +313,14 @@ EXPECTED = functional.cross_entropy(LOGITS, TARGET)
     "loss", [nn.CrossEntropyLoss(), functional.cross_entropy, partial(functional.cross_entropy, reduction="mean")]
 )
 def test_a_loss_of_torch_gets_the_logits(loss: Any, output: Any) -> None:
-    assert torch.equal(passes.loss_of(workload(loss=loss), output, TARGET), EXPECTED)
+    assert torch.equal(calls.loss_of(workload(loss=loss), output, TARGET), EXPECTED)
 
 
 def test_a_loss_of_ones_own_gets_what_the_model_returned() -> None:
     def loss(output: Any, target: Tensor) -> Tensor:
         return functional.cross_entropy(output.logits, target) * 2
 
-    found = passes.loss_of(workload(loss=loss), SimpleNamespace(logits=LOGITS), TARGET)
+    found = calls.loss_of(workload(loss=loss), SimpleNamespace(logits=LOGITS), TARGET)
     assert torch.equal(found, EXPECTED * 2)
 
 
@@ -328,16 +328,16 @@ def test_auxiliary_heads_weigh_in() -> None:
     from torchvision.models import GoogLeNetOutputs, InceptionOutputs
 
     given_loss = workload(loss=nn.CrossEntropyLoss())
-    torch.testing.assert_close(passes.loss_of(given_loss, InceptionOutputs(LOGITS, LOGITS), TARGET), EXPECTED * 1.4)
-    torch.testing.assert_close(passes.loss_of(given_loss, InceptionOutputs(LOGITS, None), TARGET), EXPECTED)
+    torch.testing.assert_close(calls.loss_of(given_loss, InceptionOutputs(LOGITS, LOGITS), TARGET), EXPECTED * 1.4)
+    torch.testing.assert_close(calls.loss_of(given_loss, InceptionOutputs(LOGITS, None), TARGET), EXPECTED)
     outputs = GoogLeNetOutputs(LOGITS, LOGITS, LOGITS)
-    torch.testing.assert_close(passes.loss_of(given_loss, outputs, TARGET), EXPECTED * 1.6)
+    torch.testing.assert_close(calls.loss_of(given_loss, outputs, TARGET), EXPECTED * 1.6)
 
 
 def test_a_model_may_bring_its_own_loss() -> None:
     loss = torch.tensor(0.5)
-    assert passes.loss_of(workload(), SimpleNamespace(loss=loss, logits=LOGITS), None) is loss
-    assert passes.loss_of(workload(), {"loss": loss}, TARGET) is loss
+    assert calls.loss_of(workload(), SimpleNamespace(loss=loss, logits=LOGITS), None) is loss
+    assert calls.loss_of(workload(), {"loss": loss}, TARGET) is loss
 
 
 @pytest.mark.parametrize(
@@ -352,19 +352,19 @@ def test_a_model_may_bring_its_own_loss() -> None:
 )
 def test_a_loss_that_cannot_be_had_is_told(loss: Any, output: Any, target: Any, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        passes.loss_of(workload(loss=loss), output, target)
+        calls.loss_of(workload(loss=loss), output, target)
 
 
 def test_an_own_step_gives_a_loss_or_did_all_of_it() -> None:
-    assert passes.step_loss(None) is None
-    assert passes.step_loss(EXPECTED) is EXPECTED
+    assert calls.step_loss(None) is None
+    assert calls.step_loss(EXPECTED) is EXPECTED
     with pytest.raises(InputError, match="got dict"):
-        passes.step_loss({"loss": EXPECTED})
+        calls.step_loss({"loss": EXPECTED})
 
 
 def test_top1_is_the_share_that_is_right() -> None:
     logits = torch.eye(3)[[0, 1, 2, 2]]
-    assert passes.top1(SimpleNamespace(logits=logits), torch.tensor([0, 1, 2, 0])).item() == 0.75
+    assert calls.top1(SimpleNamespace(logits=logits), torch.tensor([0, 1, 2, 0])).item() == 0.75
 
 
 # ---------------------------------------------------------------- borrowing

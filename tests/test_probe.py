@@ -8,13 +8,13 @@ import pytest
 
 import stoker
 from stoker.errors import InputError
-from stoker.measure.bench import Talk, drive
-from stoker.measure.keeping import ENVIRONMENT, Keeping, can_keep_memory
-from stoker.predict.forecast import Predictor, landscape, parse_faster
-from stoker.predict.probes import Probes, facts_of, read
-from stoker.records import Setting, encode
-from stoker.tune.advise import remedies
-from stoker.tune.probe import probe, prober
+from stoker.forecast.predictor import Predictor, landscape, parse_faster
+from stoker.forecast.probe import probe, prober
+from stoker.forecast.probes import facts_of, read
+from stoker.measure.malloc import ENVIRONMENT, Keeping, can_keep_memory
+from stoker.measure.session import Script, run_script
+from stoker.records import Probes, Setting, encode
+from stoker.tuning.remedies import remedies
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
 
@@ -177,7 +177,7 @@ def test_little_shared_memory_bounds_what_is_probed(room: int, monkeypatch: pyte
     def little(machine: Any) -> Any:
         return msgspec.structs.replace(facts_of(machine), shm_free_bytes=room)
 
-    monkeypatch.setattr("stoker.tune.probe.facts_of", little)
+    monkeypatch.setattr("stoker.forecast.probe.facts_of", little)
     found = probe(f"{HERE}:plain", batch_sizes=(4, 32), mode="infer", device="sleep:1ms", budget_s=2)
     item = max(run.bytes[0] / run.items[0] for run in found.runs)
     assert all(run.batch_size * item * 4 <= room for run in found.runs if run.num_workers)
@@ -200,13 +200,13 @@ def test_a_stream_can_be_probed() -> None:
 def test_a_size_beyond_the_usual_is_probed_where_it_fits(name: str, budget_s: float, fits: bool) -> None:
     known: list[Probes] = []
 
-    def talk() -> Talk[Probes | None]:
+    def talk() -> Script[Probes | None]:
         at_work = prober(Setting(), [2, 4], budget_s=0.5)
         known.append((yield from at_work.talk()))
         return (yield from at_work.further(32, budget_s))
 
     source = f"{HERE}:{'plain' if name == 'plain' else 'out_of_memory_above_16'}"
-    found = drive(source, talk(), mode="infer", device="cpu")
+    found = run_script(source, talk(), mode="infer", device="cpu")
     assert (found is not None) == fits
     if found is not None:
         assert {run.kind for run in found.runs if run.batch_size == 32} == {"step", "load"}

@@ -15,9 +15,9 @@ import torch
 
 import stoker
 from stoker import Extent, Setting
+from stoker.analysis.spans import steady, whole
 from stoker.errors import InputError, MachineError
 from stoker.measure import gauges
-from stoker.measure.spans import steady, whole
 from stoker.records import decode, encode
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
@@ -303,7 +303,7 @@ def test_no_processes_are_left() -> None:
     run("hangs", Setting(batch_size=4, num_workers=2), mode="infer", timeout_s=3)
     run("raises", Setting(batch_size=4, num_workers=2), mode="infer")
     children = psutil.Process().children(recursive=True)
-    servers = [process for process in children if "stoker.measure.server" in " ".join(process.cmdline())]
+    servers = [process for process in children if "stoker.process.forkserver" in " ".join(process.cmdline())]
     assert len(servers) == 1, [process.cmdline() for process in servers]
 
 

@@ -13,14 +13,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from stoker.errors import InputError
-from stoker.workload import data as data_room
-from stoker.workload import passes, source
-from stoker.workload.definition import Workload
+from stoker.workload import calls, load
+from stoker.workload.data import open as data_room
+from stoker.workload.workload import Workload
 
 WORKLOADS = Path(__file__).parent / "workloads"
 SMALL, OWN_STEP = WORKLOADS / "small.py", WORKLOADS / "own_step.py"
 
-HEADER = "from stoker.workload.definition import Workload\n"
+HEADER = "from stoker.workload.workload import Workload\n"
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def write(path: Path, text: str) -> Path:
 
 def one_sentence(spec: str, sentence: str, **options: Any) -> None:
     with pytest.raises(InputError, match=sentence) as caught:
-        source.load(spec, **options)
+        load.load(spec, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -54,38 +54,38 @@ def one_sentence(spec: str, sentence: str, **options: Any) -> None:
 
 
 def test_a_function_in_a_file_gives_its_workload() -> None:
-    workload = source.load(f"{SMALL}:workload")
+    workload = load.load(f"{SMALL}:workload")
     assert workload.name == f"{SMALL}:workload"
     assert workload.default_mode() == "train"
-    assert len(passes.make_dataset(workload)) == 64
-    assert source.load(f"{SMALL}:inference").default_mode() == "infer"
-    assert source.load(f"{SMALL}:inference").name == "small inference"
+    assert len(calls.make_dataset(workload)) == 64
+    assert load.load(f"{SMALL}:inference").default_mode() == "infer"
+    assert load.load(f"{SMALL}:inference").name == "small inference"
 
 
 def test_a_relative_path_and_a_module_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(WORKLOADS)
-    assert source.load("small.py:inference").name == "small inference"
+    assert load.load("small.py:inference").name == "small inference"
     monkeypatch.chdir(WORKLOADS.parent)
-    assert source.load("workloads.small:inference").name == "small inference"
+    assert load.load("workloads.small:inference").name == "small inference"
 
 
 def test_a_workload_that_stands_in_the_file_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "ready.py", "made = Workload(model=len, dataset=[1], name='ready')\n")
-    assert source.load(f"{tmp_path}/ready.py:made").name == "ready"
+    assert load.load(f"{tmp_path}/ready.py:made").name == "ready"
 
 
 def test_a_whole_step_of_ones_own_runs() -> None:
-    workload = source.load(f"{OWN_STEP}:workload")
+    workload = load.load(f"{OWN_STEP}:workload")
     assert workload.default_mode() == "train"
-    model, step = passes.make_model(workload), workload.step
+    model, step = calls.make_model(workload), workload.step
     assert step is not None
-    optimizer = passes.make_optimizer(workload, model)
+    optimizer = calls.make_optimizer(workload, model)
     loader = DataLoader(
-        passes.make_dataset(workload), batch_sampler=workload.batch_sampler, collate_fn=workload.collate_fn
+        calls.make_dataset(workload), batch_sampler=workload.batch_sampler, collate_fn=workload.collate_fn
     )
     batches = list(loader)
-    assert [passes.count_items(batch) for batch in batches] == [5, 5, 5, 5, 4]
-    loss = passes.step_loss(step(model, batches[0]))
+    assert [calls.count_items(batch) for batch in batches] == [5, 5, 5, 5, 4]
+    loss = calls.step_loss(step(model, batches[0]))
     assert loss is not None
     loss.backward()
     optimizer.step()
@@ -144,7 +144,7 @@ def test_an_error_deep_in_their_helpers_names_the_helper(tmp_path: Path) -> None
 def test_what_their_file_prints_leaves_stdout_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "print('loading')\ndef workload():\n    print('making')\n    return Workload(model=len, dataset=[1])\n"
     write(tmp_path / "chatty.py", text)
-    source.load(f"{tmp_path}/chatty.py:workload")
+    load.load(f"{tmp_path}/chatty.py:workload")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "loading\nmaking\n"
@@ -153,12 +153,12 @@ def test_what_their_file_prints_leaves_stdout_alone(tmp_path: Path, capsys: pyte
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path: Path) -> None:
     text = "def workload():\n    return Workload(model=len, dataset=[1], name='{}')\n"
     write(tmp_path / "edited.py", text.format("before"))
-    first = source.load(f"{tmp_path}/edited.py:workload")
+    first = load.load(f"{tmp_path}/edited.py:workload")
     module = sys.modules["edited"]
-    source.load(f"{tmp_path}/edited.py:workload")
+    load.load(f"{tmp_path}/edited.py:workload")
     assert sys.modules["edited"] is module
     write(tmp_path / "edited.py", text.format("afterwards"))
-    second = source.load(f"{tmp_path}/edited.py:workload")
+    second = load.load(f"{tmp_path}/edited.py:workload")
     assert (first.name, second.name) == ("before", "afterwards")
 
 
@@ -176,13 +176,13 @@ def workload():
 @pytest.mark.parametrize("name", ["items_of_mine", "random", "my-train 1", "pytest"])
 def test_a_fresh_process_finds_the_classes_of_a_file_whatever_its_name(tmp_path: Path, name: str) -> None:
     write(tmp_path / f"{name}.py", CLASS)
-    workload = source.load(f"{tmp_path}/{name}.py:workload")
+    workload = load.load(f"{tmp_path}/{name}.py:workload")
     module = type(workload.dataset).__module__
-    assert module == name if name == "items_of_mine" else module.startswith("stoker.workload.userfiles.")
+    assert module == name if name == "items_of_mine" else module.startswith("stoker.workload.userfile.")
     (tmp_path / "items.pickle").write_bytes(pickle.dumps(workload.dataset))
     # what spawn does in a child: take over the search path, then unpickle
     code = "import sys, pickle; sys.path[:] = eval(sys.argv[1]); print(len(pickle.load(open(sys.argv[2], 'rb'))))"
-    path = [entry for entry in sys.path if entry != str(tmp_path)] if "userfiles" in module else sys.path
+    path = [entry for entry in sys.path if entry != str(tmp_path)] if "workload.userfile" in module else sys.path
     done = subprocess.run(
         [sys.executable, "-c", code, repr(path), f"{tmp_path}/items.pickle"],
         capture_output=True,
@@ -198,19 +198,19 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
             tmp_path / folder / "twins_of_mine.py",
             f"def workload():\n    return Workload(model=1, dataset='{folder}')\n",
         )
-    made = [source.load(f"{tmp_path}/{folder}/twins_of_mine.py:workload") for folder in ("one", "two", "one")]
+    made = [load.load(f"{tmp_path}/{folder}/twins_of_mine.py:workload") for folder in ("one", "two", "one")]
     assert [workload.dataset for workload in made] == ["one", "two", "one"]
 
 
 def test_spawned_workers_load_a_dataset_of_the_file() -> None:
-    workload = source.load(f"{SMALL}:workload")
-    dataset = passes.make_dataset(workload)
+    workload = load.load(f"{SMALL}:workload")
+    dataset = calls.make_dataset(workload)
     loader = DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context="spawn")
-    assert [passes.count_items(batch) for batch in loader] == [16] * 4
+    assert [calls.count_items(batch) for batch in loader] == [16] * 4
 
 
 def test_the_door_opens_without_torch() -> None:
-    code = "import sys, stoker.workload.source, stoker.workload.definition; print('torch' in sys.modules)"
+    code = "import sys, stoker.workload.load, stoker.workload.workload; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -219,10 +219,10 @@ def test_the_door_opens_without_torch() -> None:
 
 
 def test_items_bound_a_function_of_ones_own() -> None:
-    workload = source.load(f"{SMALL}:workload", items=10)
-    assert len(passes.make_dataset(workload)) == 10
-    assert len(passes.make_dataset(source.load(f"{SMALL}:workload", items=1000))) == 64
-    assert len(passes.make_dataset(workload, "validation")) == 16
+    workload = load.load(f"{SMALL}:workload", items=10)
+    assert len(calls.make_dataset(workload)) == 10
+    assert len(calls.make_dataset(load.load(f"{SMALL}:workload", items=1000))) == 64
+    assert len(calls.make_dataset(workload, "validation")) == 16
 
 
 class Endless(IterableDataset[int]):
@@ -236,9 +236,9 @@ def test_items_that_cannot_bound_are_told() -> None:
     numbers = list(range(4))
     sampled = Workload(model=nn.Identity(), dataset=numbers, sampler=RandomSampler(numbers))
     with pytest.raises(InputError, match="brings its own sampler"):
-        source.bounded(sampled, 2)
+        load.bounded(sampled, 2)
     with pytest.raises(InputError, match="a dataset that knows its length"):
-        passes.make_dataset(source.bounded(Workload(model=nn.Identity(), dataset=Endless), 2))
+        calls.make_dataset(load.bounded(Workload(model=nn.Identity(), dataset=Endless), 2))
 
 
 @pytest.mark.parametrize("options", [{"data": "jpeg"}, {"weights": Path("weights.pt")}])
@@ -261,14 +261,14 @@ def small_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def first_batch(workload: Workload, part: Any = "train") -> Any:
-    return next(iter(DataLoader(passes.make_dataset(workload, part), batch_size=2, collate_fn=workload.collate_fn)))
+    return next(iter(DataLoader(calls.make_dataset(workload, part), batch_size=2, collate_fn=workload.collate_fn)))
 
 
 def train_step(workload: Workload) -> float:
-    model = passes.make_model(workload).train()
-    optimizer = passes.make_optimizer(workload, model)
-    inputs, target = passes.split(first_batch(workload))
-    loss = passes.loss_of(workload, passes.forward(workload, model, inputs), target)
+    model = calls.make_model(workload).train()
+    optimizer = calls.make_optimizer(workload, model)
+    inputs, target = calls.split(first_batch(workload))
+    loss = calls.loss_of(workload, calls.forward(workload, model, inputs), target)
     loss.backward()
     optimizer.step()
     return loss.item()
@@ -276,16 +276,16 @@ def train_step(workload: Workload) -> float:
 
 @pytest.mark.usefixtures("small_sets")
 def test_a_named_model_comes_with_data_loss_and_score() -> None:
-    workload = source.load("squeezenet1_1", items=20)
+    workload = load.load("squeezenet1_1", items=20)
     assert workload.default_mode() == "train"
     assert (workload.name, workload.data_name) == ("squeezenet1_1", "jpeg")
-    assert len(passes.make_dataset(workload)) == 20
-    assert len(passes.make_dataset(workload, "validation")) == 2
+    assert len(calls.make_dataset(workload)) == 20
+    assert len(calls.make_dataset(workload, "validation")) == 2
     assert len(list(workload.files() if callable(workload.files) else ())) == 12
     assert train_step(workload) > 0
-    inputs, target = passes.split(first_batch(workload, "validation"))
+    inputs, target = calls.split(first_batch(workload, "validation"))
     assert workload.metric is not None
-    assert 0 <= workload.metric(passes.forward(workload, passes.make_model(workload).eval(), inputs), target) <= 1
+    assert 0 <= workload.metric(calls.forward(workload, calls.make_model(workload).eval(), inputs), target) <= 1
 
 
 @pytest.mark.usefixtures("small_sets")
@@ -303,8 +303,8 @@ def test_a_named_model_comes_with_data_loss_and_score() -> None:
     ],
 )
 def test_batches_have_the_shape_that_the_model_takes(name: str, data: str, shape: tuple[int, ...]) -> None:
-    workload = source.load(name, data=data, items=4)
-    inputs, target = passes.split(first_batch(workload))
+    workload = load.load(name, data=data, items=4)
+    inputs, target = calls.split(first_batch(workload))
     assert inputs.shape == shape
     assert target.shape == (2,)
     assert workload.facts.get("on_device", False) is (data == "device")
@@ -313,7 +313,7 @@ def test_batches_have_the_shape_that_the_model_takes(name: str, data: str, shape
 @pytest.mark.usefixtures("small_sets")
 @pytest.mark.parametrize(("name", "pad_id"), [("hf/bert-base-uncased", 0), ("hf/roberta-base", 1)])
 def test_texts_are_padded_as_the_model_wants(name: str, pad_id: int) -> None:
-    batch = first_batch(source.load(name))
+    batch = first_batch(load.load(name))
     padding = batch["input_ids"][batch["attention_mask"] == 0]
     assert len(padding) > 0
     assert set(padding.tolist()) == {pad_id}
@@ -321,10 +321,10 @@ def test_texts_are_padded_as_the_model_wants(name: str, pad_id: int) -> None:
 
 @pytest.mark.usefixtures("small_sets")
 def test_families_without_a_loss_infer_and_refuse_to_train() -> None:
-    workload = source.load("raft_small", data="device", items=2)
+    workload = load.load("raft_small", data="device", items=2)
     assert workload.default_mode() == "infer"
     with torch.inference_mode():
-        output = passes.forward(workload, passes.make_model(workload).eval(), passes.split(first_batch(workload))[0])
+        output = calls.forward(workload, calls.make_model(workload).eval(), calls.split(first_batch(workload))[0])
     assert output[-1].shape == (2, 2, 224, 224)
     one_sentence("fcn_resnet50", "is a segmentation model, which no loss fits by name; use --mode infer", mode="train")
 
@@ -337,9 +337,9 @@ def test_data_that_the_model_cannot_take_is_told(tmp_path: Path) -> None:
     one_sentence("r3d_18", "r3d_18 takes video data; --data can be: video, device or a folder of videos", data="jpeg")
     one_sentence("hf/bert-base-uncased", "takes text data; --data can be: text, device$", data=str(tmp_path))
     one_sentence("resnet18", "is no data that we know and no folder that is there", data="jepg")
-    source.load("squeezenet1_1")
+    load.load("squeezenet1_1")
     folder = next((tmp_path / "cache").glob("jpeg*"))
-    assert source.load("squeezenet1_1", data=str(folder)).data_name == folder.name
+    assert load.load("squeezenet1_1", data=str(folder)).data_name == folder.name
     one_sentence("r3d_18", "takes videos, but the folder .* holds images", data=str(folder))
 
 
@@ -359,5 +359,5 @@ def test_an_unknown_name_suggests() -> None:
 def test_a_named_workload_travels_to_another_process() -> None:
     import cloudpickle
 
-    workload = pickle.loads(cloudpickle.dumps(source.load("squeezenet1_1", items=4)))
+    workload = pickle.loads(cloudpickle.dumps(load.load("squeezenet1_1", items=4)))
     assert train_step(workload) > 0

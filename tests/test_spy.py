@@ -16,13 +16,13 @@ from torchvision.transforms import v2
 
 import stoker
 from stoker import marks
-from stoker.measure import spy
-from stoker.measure.transforms import SpiedCall
+from stoker.measure.spy import wrappers
+from stoker.measure.spy.transforms import SpiedCall
 
 
 @pytest.fixture(autouse=True)
 def looking() -> Iterator[None]:
-    spy.install()
+    wrappers.install()
     yield
     marks.record_into(None)
 
@@ -79,21 +79,21 @@ class Stream(IterableDataset[Any]):
         return iter(torch.arange(self.begin, self.begin + 6))
 
 
-def parcels(dataset: Any, workers: int = 0, **options: Any) -> list[spy.Parcel]:
+def parcels(dataset: Any, workers: int = 0, **options: Any) -> list[wrappers.Parcel]:
     init = options.pop("worker_init_fn", None)
     collate = options.pop("collate_fn", None)
     loader = DataLoader(
-        spy.spied(dataset),
+        wrappers.spied(dataset),
         batch_size=4,
         num_workers=workers,
-        collate_fn=spy.SpiedCollate(collate),
-        worker_init_fn=spy.SpiedInit(init),
+        collate_fn=wrappers.SpiedCollate(collate),
+        worker_init_fn=wrappers.SpiedInit(init),
         **options,
     )
     return list(loader)
 
 
-def stages(found: list[spy.Parcel]) -> set[str]:
+def stages(found: list[wrappers.Parcel]) -> set[str]:
     return {name for parcel in found for name in parcel.stamp.sums}
 
 
@@ -142,8 +142,8 @@ def test_a_single_transform_and_a_target_transform_are_found(folder: Path) -> No
 def test_a_dataset_that_loads_whole_batches_goes_on_doing_so() -> None:
     found = parcels(WholeBatches(), 1)
     assert [len(parcel.stamp.item_s) for parcel in found] == [1, 1]
-    assert isinstance(spy.spied(Subset(WholeBatches(), [0, 1])), spy.SpiedBatches)
-    assert not isinstance(spy.spied(Subset(Opaque(), [0, 1])), spy.SpiedBatches)
+    assert isinstance(wrappers.spied(Subset(WholeBatches(), [0, 1])), wrappers.SpiedBatches)
+    assert not isinstance(wrappers.spied(Subset(Opaque(), [0, 1])), wrappers.SpiedBatches)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -154,14 +154,14 @@ def test_a_stream_is_timed_item_by_item(workers: int) -> None:
 
 
 def test_the_end_of_a_stream_belongs_to_no_batch() -> None:
-    spy.install()
-    stream, book = spy.spied(Stream()), spy.ledger()
+    wrappers.install()
+    stream, book = wrappers.spied(Stream()), wrappers.ledger()
     for _ in stream:
         pass
     stamp = book.close_batch()
     assert len(stamp.item_s) == 6, "and none for the end"
     began = time.perf_counter()
-    list(iter(spy.spied(torch.utils.data.ChainDataset([]))))
+    list(iter(wrappers.spied(torch.utils.data.ChainDataset([]))))
     assert book.close_batch().began >= began
     assert not book.close_batch().item_s
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from stoker.measure import stalls
-from stoker.records import Extent, Setting, Subject, Trial
+from stoker.analysis.stalls import fetch_share, preparation_share
+from stoker.records import Extent, Setting, Stalls, Subject, Trial
 
 SUBJECT = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=8, parameters=0)
 
@@ -25,6 +25,6 @@ def test_shares_are_of_the_longest_run_and_never_negative(
     def took(seconds: float) -> Trial:
         return Trial(outcome="done", workload=SUBJECT, setting=Setting(), extent=Extent(), total_s=seconds)
 
-    monkeypatch.setattr(stalls, "loop_s", lambda trial: trial.total_s)
-    found = stalls.Stalls(memory=took(memory_s), cached=took(cached_s), cold=took(cold_s))
-    assert (found.preparation, found.fetch) == (preparation, fetch)
+    monkeypatch.setattr("stoker.analysis.stalls.loop_s", lambda trial: trial.total_s)
+    found = Stalls(memory=took(memory_s), cached=took(cached_s), cold=took(cold_s))
+    assert (preparation_share(found), fetch_share(found)) == (preparation, fetch)

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 import stoker
+from stoker.forecast.costs import Step, Table
 from stoker.measure.steps import ModelStep
-from stoker.predict.costs import Step, Table
 from stoker.records import OWN_UPDATES, Extent, Setting
-from stoker.workload.definition import Workload
+from stoker.workload.workload import Workload
 
 HERE = "tests/workloads/planted.py"
 BATCHES = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(6)]

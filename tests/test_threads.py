@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.measure.threads import hold
+from stoker.process.threads import hold
 
 HERE = str(Path(__file__).parent / "workloads" / "planted.py")
 

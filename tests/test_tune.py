@@ -20,12 +20,12 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
-from stoker.predict.probes import Facts
-from stoker.tune.advise import remedies_of
-from stoker.tune.candidates import Wish, parse_current
-from stoker.tune.constrain import bounds_of, in_flight, ruled_out
-from stoker.tune.contest import standings
-from stoker.tune.plan import Plan, tune
+from stoker.forecast.constraints import bounds_of, ruled_out
+from stoker.records import Facts
+from stoker.tuning.candidates import Request, parse_current
+from stoker.tuning.contest import standings
+from stoker.tuning.remedies import remedies_of
+from stoker.tuning.tune import Plan, tune
 
 HERE = Path(__file__).parent / "workloads" / "planted.py"
 ODD = Path(__file__).parent / "workloads" / "odd.py"
@@ -77,7 +77,7 @@ def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:
 def test_what_is_allowed_fits_into_shared_memory(batch: int, workers: int, prefetch: int, item: int) -> None:
     setting = Setting(batch_size=batch, num_workers=workers, prefetch_factor=prefetch)
     if ruled_out(setting, item, bounds_of(FACTS)) is None:
-        assert in_flight(setting) * batch * item <= 64 * 2**20
+        assert setting.in_flight_batches * batch * item <= 64 * 2**20
 
 
 # ---------------------------------------------------------------- what a person may ask for
@@ -85,26 +85,26 @@ def test_what_is_allowed_fits_into_shared_memory(batch: int, workers: int, prefe
 
 @given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8]))
 def test_the_effective_batch_is_exactly_what_was_asked_for(share: int, gpus: int) -> None:
-    wish = Wish(global_batch=share * gpus, gpus=gpus)
+    wish = Request(global_batch=share * gpus, gpus=gpus)
     for size in wish.batch_sizes(512, None):
         assert size * wish.accumulation(size) * gpus == share * gpus
 
 
 def test_a_global_batch_that_nothing_divides_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be split evenly over 2 GPUs"):
-        Wish(global_batch=257, gpus=2)
+        Request(global_batch=257, gpus=2)
     with pytest.raises(InputError, match="does not divide 100"):
-        Wish(global_batch=100, batch_size=64)
-    assert Wish(global_batch=257).batch_sizes(128, None) == [1]
+        Request(global_batch=100, batch_size=64)
+    assert Request(global_batch=257).batch_sizes(128, None) == [1]
 
 
 def test_batch_sizes_stay_within_what_was_asked() -> None:
-    assert Wish(batch_size=48).batch_sizes(None, None) == [48]
-    assert Wish(max_batch=100).batch_sizes(None, None) == [8, 16, 32, 64, 100]
-    assert Wish().batch_sizes(40, None) == [8, 16, 32]
-    assert Wish().batch_sizes(None, 3) == [1, 2, 3]
-    assert Wish().batch_sizes(5, None) == [1, 2, 4, 5]
-    assert 48 in Wish(current=Setting(batch_size=48)).batch_sizes(None, None)
+    assert Request(batch_size=48).batch_sizes(None, None) == [48]
+    assert Request(max_batch=100).batch_sizes(None, None) == [8, 16, 32, 64, 100]
+    assert Request().batch_sizes(40, None) == [8, 16, 32]
+    assert Request().batch_sizes(None, 3) == [1, 2, 3]
+    assert Request().batch_sizes(5, None) == [1, 2, 4, 5]
+    assert 48 in Request(current=Setting(batch_size=48)).batch_sizes(None, None)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -
         counted.append(items * epochs)
         return []
 
-    monkeypatch.setattr("stoker.tune.advise.remedies", count)
+    monkeypatch.setattr("stoker.tuning.remedies.remedies", count)
     extent = stoker.Extent(batches=6, warmup=1, epochs=3)
     trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), extent, device="cpu")
     remedies_of(trial)
@@ -261,7 +261,7 @@ def test_the_gpu_that_is_tuned_for_is_the_one_whose_memory_is_asked_about(monkey
         asked.append(options["device"])
         raise InputError("enough")
 
-    monkeypatch.setattr("stoker.tune.plan.limit", find)
+    monkeypatch.setattr("stoker.tuning.tune.limit", find)
     for device in ("cuda:1", "cpu", "sleep:1ms"):
         with pytest.raises(InputError, match="enough"):
             tune(f"{HERE}:plain", device=device, gpu_memory="4GiB")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.errors import InputError
-from stoker.predict.two_point import Reading, solve
+from stoker.memory.two_point import Reading, solve
 
 GB = 10**9
 BYTES = st.integers(1, 10**8)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from stoker.measure.spans import steady, whole
+from stoker.analysis.spans import steady, whole
 from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial
-from stoker.tune.advise import verdict
+from stoker.tuning.remedies import verdict
 
 SUBJECT = Subject(name="test", model="Linear", data="numbers", mode="infer", device="cpu", items=100)
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stoker.errors import InputError
-from stoker.workload import passes, zoo
-from stoker.workload.definition import Workload
+from stoker.workload import calls, models
+from stoker.workload.workload import Workload
 
 SEEDS = [
     *(f"resnet{depth}" for depth in (18, 34, 50, 101, 152)),
@@ -34,18 +34,18 @@ PARAMETERS = {
 
 def build_without_memory(name: str, **options: Any) -> nn.Module:
     with torch.device("meta"):
-        return zoo.build(name, **options)
+        return models.build(name, **options)
 
 
 def as_workload(name: str) -> Workload:
-    kind = zoo.describe(name)
+    kind = models.describe(name)
     loss = nn.CrossEntropyLoss() if kind.trainable else None
-    return Workload(model=nn.Identity(), dataset=[0], loss=loss, forward=zoo.forward_of(kind))
+    return Workload(model=nn.Identity(), dataset=[0], loss=loss, forward=models.forward_of(kind))
 
 
 def run(name: str, model: nn.Module, inputs: Any) -> Any:
     with torch.inference_mode():
-        return passes.forward(as_workload(name), model.eval(), inputs)
+        return calls.forward(as_workload(name), model.eval(), inputs)
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ def test_every_model_of_the_seeds_builds(name: str) -> None:
     model = build_without_memory(name)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count == PARAMETERS.get(name, count) > 1_000_000
-    assert zoo.describe(name).trainable
+    assert models.describe(name).trainable
 
 
 def test_everything_that_torchvision_lists_has_a_kind() -> None:
-    kinds = [zoo.describe(name) for name in torchvision.models.list_models()]
+    kinds = [models.describe(name) for name in torchvision.models.list_models()]
     assert {kind.family for kind in kinds} == {"image", "video", "segmentation", "detection", "flow"}
     assert {kind.name for kind in kinds if kind.image_size == 299} == {"inception_v3", "quantized_inception_v3"}
     assert {kind.data for kind in kinds if kind.family == "video"} == {"video"}
@@ -92,7 +92,7 @@ def test_everything_that_torchvision_lists_has_a_kind() -> None:
     ],
 )
 def test_a_kind_says_what_the_model_takes(name: str, expected: dict[str, Any]) -> None:
-    kind = zoo.describe(name)
+    kind = models.describe(name)
     assert {key: getattr(kind, key) for key in expected} == expected
 
 
@@ -110,15 +110,15 @@ def test_a_kind_says_what_the_model_takes(name: str, expected: dict[str, Any]) -
 )
 def test_an_unknown_name_is_told_with_the_nearest(name: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence) as caught:
-        zoo.describe(name)
+        models.describe(name)
     assert "\n" not in str(caught.value)
 
 
 def test_torchvision_names_need_no_other_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zoo, "optional", lambda *_, **__: pytest.fail("an optional package was imported"))
-    zoo.describe("resnet18")
+    monkeypatch.setattr(models, "optional", lambda *_, **__: pytest.fail("an optional package was imported"))
+    models.describe("resnet18")
     with pytest.raises(InputError):
-        zoo.describe("resnet_18_")
+        models.describe("resnet_18_")
 
 
 # ---------------------------------------------------------------- each family runs
@@ -134,29 +134,29 @@ def test_torchvision_names_need_no_other_package(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_classifiers_give_a_row_an_item(name: str, shape: tuple[int, ...]) -> None:
-    output = run(name, zoo.build(name), torch.rand(shape))
-    assert output.shape == (2, zoo.describe(name).classes)
+    output = run(name, models.build(name), torch.rand(shape))
+    assert output.shape == (2, models.describe(name).classes)
 
 
 def test_segmentation_gives_a_mapping() -> None:
-    output = run("lraspp_mobilenet_v3_large", zoo.build("lraspp_mobilenet_v3_large"), torch.rand(2, 3, 64, 64))
-    assert passes.logits_of(output).shape == (2, 21, 64, 64)
+    output = run("lraspp_mobilenet_v3_large", models.build("lraspp_mobilenet_v3_large"), torch.rand(2, 3, 64, 64))
+    assert calls.logits_of(output).shape == (2, 21, 64, 64)
 
 
 def test_detection_is_given_a_list() -> None:
     name = "ssdlite320_mobilenet_v3_large"
-    output = run(name, zoo.build(name), torch.rand(2, 3, 64, 64))
+    output = run(name, models.build(name), torch.rand(2, 3, 64, 64))
     assert [set(found) >= {"boxes", "labels"} for found in output] == [True, True]
 
 
 def test_flow_is_given_two_frames() -> None:
-    output = run("raft_small", zoo.build("raft_small"), torch.rand(2, 3, 128, 128))
+    output = run("raft_small", models.build("raft_small"), torch.rand(2, 3, 128, 128))
     assert output[-1].shape == (2, 2, 128, 128)
 
 
 def test_auxiliary_heads_train() -> None:
-    workload, model = as_workload("googlenet"), zoo.build("googlenet", classes=5).train()
-    loss = passes.loss_of(workload, passes.forward(workload, model, torch.rand(2, 3, 64, 64)), torch.tensor([0, 4]))
+    workload, model = as_workload("googlenet"), models.build("googlenet", classes=5).train()
+    loss = calls.loss_of(workload, calls.forward(workload, model, torch.rand(2, 3, 64, 64)), torch.tensor([0, 4]))
     loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters()), "the auxiliary heads learn too"
 
@@ -167,28 +167,28 @@ def test_texts_train(tmp_path: Path, model_type: str) -> None:
     if model_type == "gpt2":
         sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2}
     name = hf_folder(tmp_path / model_type, model_type, **sizes)
-    workload, model = as_workload(name), zoo.build(name, least_classes=4).train()
-    ids = torch.tensor([[5, 6, 7], [5, 6, zoo.describe(name).pad_id or 0]])
+    workload, model = as_workload(name), models.build(name, least_classes=4).train()
+    ids = torch.tensor([[5, 6, 7], [5, 6, models.describe(name).pad_id or 0]])
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([3, 0])}
-    inputs, target = passes.split(batch)
-    output = passes.forward(workload, model, inputs)
-    assert passes.logits_of(output).shape == (2, 4)
-    passes.loss_of(workload, output, target).backward()
+    inputs, target = calls.split(batch)
+    output = calls.forward(workload, model, inputs)
+    assert calls.logits_of(output).shape == (2, 4)
+    calls.loss_of(workload, output, target).backward()
 
 
 def test_an_image_model_of_transformers_takes_images(tmp_path: Path) -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
     name = hf_folder(tmp_path / "tiny-vit", "vit", **sizes)
-    kind = zoo.describe(name)
+    kind = models.describe(name)
     assert (kind.family, kind.data, kind.image_size) == ("image", "jpeg", 32)
-    assert passes.logits_of(run(name, zoo.build(name, classes=3), torch.rand(2, 3, 32, 32))).shape == (2, 3)
+    assert calls.logits_of(run(name, models.build(name, classes=3), torch.rand(2, 3, 32, 32))).shape == (2, 3)
 
 
 def test_a_folder_that_transformers_cannot_use_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no configuration that transformers can use"):
-        zoo.describe(f"hf/{tmp_path}")
+        models.describe(f"hf/{tmp_path}")
     with pytest.raises(InputError, match="which transformers has no text or image classifier for"):
-        zoo.describe(hf_folder(tmp_path / "speech", "encodec"))
+        models.describe(hf_folder(tmp_path / "speech", "encodec"))
 
 
 # ---------------------------------------------------------------- heads and weights
@@ -204,7 +204,7 @@ def test_a_head_is_asked_for_or_grows_to_fit_the_data() -> None:
     assert head_of(build_without_memory("resnet18", least_classes=7)) == 1000
     assert head_of(build_without_memory("resnet18", least_classes=1200)) == 1200
     with pytest.raises(InputError, match="raft_small cannot have 3 classes"):
-        zoo.build("raft_small", classes=3)
+        models.build("raft_small", classes=3)
 
 
 NAME = "shufflenet_v2_x0_5"
@@ -212,7 +212,7 @@ NAME = "shufflenet_v2_x0_5"
 
 @pytest.fixture(scope="module")
 def donor() -> nn.Module:
-    return zoo.build(NAME, classes=9)
+    return models.build(NAME, classes=9)
 
 
 def same_weights(model: nn.Module, donor: nn.Module) -> bool:
@@ -230,13 +230,13 @@ def test_weights_load_however_they_were_saved(tmp_path: Path, donor: nn.Module, 
     elif wrap != "plain":
         state = {wrap: state, "epoch": 3}
     torch.save(state, tmp_path / "weights.pt")
-    model = zoo.build(NAME, weights=tmp_path / "weights.pt", least_classes=9)
+    model = models.build(NAME, weights=tmp_path / "weights.pt", least_classes=9)
     assert same_weights(model, donor)
 
 
 def test_safetensors_load(tmp_path: Path, donor: nn.Module) -> None:
     save_file(donor.state_dict(), tmp_path / "weights.safetensors")
-    assert same_weights(zoo.build(NAME, weights=tmp_path / "weights.safetensors", classes=9), donor)
+    assert same_weights(models.build(NAME, weights=tmp_path / "weights.safetensors", classes=9), donor)
 
 
 def test_names_of_older_files_are_understood() -> None:
@@ -252,10 +252,10 @@ def test_names_of_older_files_are_understood() -> None:
 
 
 def test_a_base_model_without_a_head_loads_and_says_so(tmp_path: Path, tiny_bert: str) -> None:
-    base: Any = zoo.build(tiny_bert)
+    base: Any = models.build(tiny_bert)
     torch.save({**base.bert.state_dict(), "cls.predictions.bias": torch.zeros(3)}, tmp_path / "base.bin")
     with pytest.warns(UserWarning, match=r"base\.bin has no weights for classifier\.weight, classifier\.bias"):
-        model: Any = zoo.build(tiny_bert, weights=tmp_path / "base.bin")
+        model: Any = models.build(tiny_bert, weights=tmp_path / "base.bin")
     assert same_weights(model.bert, base.bert)
 
 
@@ -272,7 +272,7 @@ def test_a_file_that_would_run_code_does_not(tmp_path: Path) -> None:
     (tmp_path / "old.pt").write_bytes(pickle.dumps(Attack(tmp_path / "owned"), protocol=2))
     for name in ("evil.pt", "old.pt"):
         with pytest.raises(InputError, match=r"was not loaded, because it holds more than tensors \(posix\.mkdir\)"):
-            zoo.build(NAME, weights=tmp_path / name)
+            models.build(NAME, weights=tmp_path / name)
     assert not (tmp_path / "owned").exists()
 
 
@@ -302,13 +302,13 @@ def test_weights_that_do_not_fit_are_told_in_one_sentence(tmp_path: Path, donor:
         (save(tmp_path / "other.pt", nn.Linear(2, 2).state_dict()), "holds another model's weights"),
     ):
         with pytest.raises(InputError, match=sentence) as caught:
-            zoo.build(NAME, weights=path)
+            models.build(NAME, weights=path)
         assert "\n" not in str(caught.value)
 
 
 def test_a_head_of_too_few_classes_is_told(tmp_path: Path, donor: nn.Module) -> None:
     path = save(tmp_path / "nine.pt", donor.state_dict())
     with pytest.raises(InputError, match="has a head of 9 classes, but 10 were asked for"):
-        zoo.build(NAME, weights=path, classes=10)
+        models.build(NAME, weights=path, classes=10)
     with pytest.raises(InputError, match="has a head of 9 classes, but the data has 10"):
-        zoo.build(NAME, weights=path, least_classes=10)
+        models.build(NAME, weights=path, least_classes=10)

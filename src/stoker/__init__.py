@@ -4,78 +4,64 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stoker.errors import StokerError
-    from stoker.machine import inspect as doctor
-    from stoker.marks import stage
-    from stoker.measure.trial import Named, profile
-    from stoker.predict.forecast import Prediction as Prediction
-    from stoker.predict.forecast import predict
-    from stoker.predict.probes import Probes as Probes
-    from stoker.records import Extent, Machine, Setting, Trial
-    from stoker.tune.inside import prime
-    from stoker.tune.limit import Limit, limit
-    from stoker.tune.plan import Plan as Plan
-    from stoker.tune.plan import tune
-    from stoker.tune.probe import probe
-    from stoker.workload.definition import Workload
-    from stoker.workload.prepare import prepare
-    from stoker.workload.source import load
+    from stoker.errors import StokerError as StokerError
+    from stoker.forecast.predictor import predict as predict
+    from stoker.forecast.probe import probe as probe
+    from stoker.machine import inspect as doctor  # noqa: F401
+    from stoker.marks import stage as stage
+    from stoker.measure.profile import profile as profile
+    from stoker.memory.limit import limit as limit
+    from stoker.memory.live import prime as prime
+    from stoker.records import Extent as Extent
+    from stoker.records import Limit as Limit
+    from stoker.records import Machine as Machine
+    from stoker.records import Prediction as Prediction
+    from stoker.records import Probes as Probes
+    from stoker.records import Setting as Setting
+    from stoker.records import Trial as Trial
+    from stoker.records import WorkloadSpec as WorkloadSpec
+    from stoker.tuning.tune import Plan as Plan
+    from stoker.tuning.tune import tune as tune
+    from stoker.workload.data.prepare import prepare as prepare
+    from stoker.workload.load import load as load
+    from stoker.workload.workload import Workload as Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Extent": ("stoker.records", "Extent"),
-    "Limit": ("stoker.tune.limit", "Limit"),
-    "Machine": ("stoker.records", "Machine"),
-    "Named": ("stoker.measure.trial", "Named"),
-    "Plan": ("stoker.tune.plan", "Plan"),
-    "Prediction": ("stoker.predict.forecast", "Prediction"),
-    "Probes": ("stoker.predict.probes", "Probes"),
-    "Setting": ("stoker.records", "Setting"),
-    "StokerError": ("stoker.errors", "StokerError"),
-    "Trial": ("stoker.records", "Trial"),
-    "Workload": ("stoker.workload.definition", "Workload"),
-    "doctor": ("stoker.machine", "inspect"),
-    "limit": ("stoker.tune.limit", "limit"),
-    "load": ("stoker.workload.source", "load"),
-    "predict": ("stoker.predict", ""),
-    "prepare": ("stoker.workload.prepare", "prepare"),
-    "prime": ("stoker.tune.inside", "prime"),
-    "probe": ("stoker.tune.probe", "probe"),
-    "profile": ("stoker.measure.trial", "profile"),
-    "stage": ("stoker.marks", "stage"),
-    "tune": ("stoker.tune", ""),
+    "Extent": "stoker.records:Extent",
+    "Limit": "stoker.records.answers:Limit",
+    "Machine": "stoker.records:Machine",
+    "WorkloadSpec": "stoker.records:WorkloadSpec",
+    "Plan": "stoker.tuning.tune:Plan",
+    "Prediction": "stoker.records.answers:Prediction",
+    "Probes": "stoker.records.probes:Probes",
+    "Setting": "stoker.records:Setting",
+    "StokerError": "stoker.errors:StokerError",
+    "Trial": "stoker.records:Trial",
+    "Workload": "stoker.workload.workload:Workload",
+    "doctor": "stoker.machine:inspect",
+    "limit": "stoker.memory.limit:limit",
+    "load": "stoker.workload.load:load",
+    "predict": "stoker.forecast.predictor:predict",
+    "prepare": "stoker.workload.data.prepare:prepare",
+    "prime": "stoker.memory.live:prime",
+    "probe": "stoker.forecast.probe:probe",
+    "profile": "stoker.measure.profile:profile",
+    "stage": "stoker.marks:stage",
+    "tune": "stoker.tuning.tune:tune",
 }
-__all__ = [
-    "Extent",
-    "Limit",
-    "Machine",
-    "Named",
-    "Setting",
-    "StokerError",
-    "Trial",
-    "Workload",
-    "__version__",
-    "doctor",
-    "limit",
-    "load",
-    "predict",
-    "prepare",
-    "prime",
-    "probe",
-    "profile",
-    "stage",
-    "tune",
-]
+"""Where each public name lives. All that `stoker` exports follows from this table."""
+
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Bring a public name when it is first asked for: `import stoker` itself loads no torch."""
+    """Import a public name when it is first used: `import stoker` itself loads no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    home = import_module(module)
-    return getattr(home, attribute) if attribute else home
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import BatchSampler, Dataset, SequentialSampler
 
-import stoker.workload.definition as stoker
+import stoker.workload.workload as stoker
 
 
 class Pair(NamedTuple):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-import stoker.workload.definition as stoker
+import stoker.workload.workload as stoker
 
 
 class Squares(Dataset[tuple[Tensor, int]]):

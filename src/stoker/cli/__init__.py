@@ -29,7 +29,7 @@ def common(
 
 
 # Commands register themselves, in the order in which help lists them.
-from stoker.cli import measuring, limits, tuning, preparing  # noqa: E402, F401, I001
+from stoker.cli import limit, measuring, prepare, tuning  # noqa: E402, F401
 
 
 def _interrupted(number: int, _frame: Any) -> NoReturn:

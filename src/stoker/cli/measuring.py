@@ -29,17 +29,18 @@ def doctor(
     quiet: QuietOption = False,
 ) -> None:
     """What this machine really has for a pipeline, and what will break one."""
+    from stoker.events import Progress
     from stoker.machine import inspect
     from stoker.report.documents import machine_document
     from stoker.report.progress import Show
 
     with Show(quiet=quiet) as progress:
-        machine = inspect(disk=disk, check_torch=True, progress=lambda what: progress.event("phase", what))
+        machine = inspect(disk=disk, check_torch=True, progress=lambda what: progress.event(Progress(what=what)))
     if json:
         print_json(machine_document(machine))
     else:
-        from stoker.report.machines import machine_view
-        from stoker.report.terminal import show
+        from stoker.report.console import show
+        from stoker.report.views.machine import machine_view
 
         show(machine_view(machine))
 
@@ -80,9 +81,8 @@ def profile(
 ) -> None:
     """Where the time goes: in the loader's workers, on the way to the device, on the device."""
     from stoker.measure import stalls as three_runs
-    from stoker.measure.trial import Named
-    from stoker.measure.trial import profile as run
-    from stoker.records import Extent, Setting, Trial
+    from stoker.measure.profile import profile as run
+    from stoker.records import Extent, Setting, Stalls, Trial, WorkloadSpec
     from stoker.report.documents import stalls_document, trial_document
     from stoker.report.progress import Show
     from stoker.units import parse_seconds
@@ -107,7 +107,7 @@ def profile(
         source="cold" if cold else "files",
         validate=validate,
     )
-    source = Named(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
+    source = WorkloadSpec(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
     timeout_s = parse_seconds(timeout) if timeout else None
     writable(save)
     with Show(quiet=quiet) as progress:
@@ -126,21 +126,21 @@ def profile(
             )
 
         result = three_runs.compare(one, extent) if stalls else one(extent)
-    document = stalls_document(result) if isinstance(result, three_runs.Stalls) else trial_document(result)
+    document = stalls_document(result) if isinstance(result, Stalls) else trial_document(result)
     _deliver(result, document, json=json, save=save)
 
 
 def _deliver(result: Any, document: dict[str, Any], *, json: bool, save: Path | None) -> None:
     """Save, print, and leave with status 1 where a trial did not finish."""
-    from stoker.measure.stalls import Stalls
-    from stoker.report import documents, terminal
+    from stoker.records import Stalls
+    from stoker.report import console, documents
 
     if save is not None:
         documents.save(document, save)
     if json:
         typer.echo(documents.to_json(document))
     else:
-        terminal.show(terminal.stalls_view(result) if isinstance(result, Stalls) else terminal.profile_view(result))
+        console.show(console.stalls_view(result) if isinstance(result, Stalls) else console.profile_view(result))
     trials = (result.memory, result.cached, result.cold) if isinstance(result, Stalls) else (result,)
     failed = next((trial for trial in trials if trial.outcome != "done"), None)
     if failed is not None and failed.problem is not None:

@@ -37,17 +37,16 @@ def probe(
     quiet: QuietOption = False,
 ) -> None:
     """Measure what predictions need: a few short runs, kept in a small file."""
-    from stoker.measure.trial import Named
-    from stoker.records import Setting
+    from stoker.forecast.probe import probe as measure
+    from stoker.records import Setting, WorkloadSpec
     from stoker.report import documents
     from stoker.report.progress import Show
-    from stoker.tune.probe import probe as measure
     from stoker.units import parse_seconds
 
     writable(output, "--output")
     with Show(quiet=quiet) as progress:
         found = measure(
-            Named(spec=workload, data=data, items=items),
+            WorkloadSpec(spec=workload, data=data, items=items),
             setting=Setting(precision=precision),
             batch_sizes=_numbers(batch_sizes),
             mode=mode,
@@ -58,8 +57,8 @@ def probe(
     if json:
         print_json(found)
     else:
-        from stoker.report.predictions import probes_view
-        from stoker.report.terminal import show
+        from stoker.report.console import show
+        from stoker.report.views.prediction import probes_view
 
         show(probes_view(found, str(output)))
     documents.save(found, output)
@@ -85,18 +84,19 @@ def predict(
     quiet: QuietOption = False,
 ) -> None:
     """What a setting would cost, from probes alone: no model, no data, no run."""
-    from stoker.predict.forecast import Predictor, items_of, landscape, parse_faster, with_pinning
-    from stoker.predict.probes import read
+    from stoker.forecast.predictor import Predictor, items_of, landscape, parse_faster, with_pinning
+    from stoker.forecast.probes import read
     from stoker.records import Setting
-    from stoker.report import documents, predictions
-    from stoker.report.terminal import show
+    from stoker.report import documents
+    from stoker.report.console import show
+    from stoker.report.views import prediction
 
     found = read(_bytes_of(probes))
     predictor = Predictor(found, cores=cores, faster_stages=parse_faster(faster or []))
     count = items_of(found) if items is None else items
     if grid:
         cells = landscape(predictor, found, count, epochs=epochs)
-        print_json(cells) if json else show(predictions.grid_view(cells, found))
+        print_json(cells) if json else show(prediction.grid_view(cells, found))
         return
     if batch_size is None or workers is None:
         raise InputError("say which setting: --batch-size 128 --workers 8, or --grid for all")
@@ -112,7 +112,7 @@ def predict(
     if json:
         print_json(documents.prediction_document(answer))
     else:
-        show(predictions.prediction_view(answer, found))
+        show(prediction.prediction_view(answer, found))
 
 
 @app.command()
@@ -145,28 +145,31 @@ def tune(
     quiet: QuietOption = False,
 ) -> None:
     """What to set: the batch size and the workers that finish soonest, predicted and then measured."""
-    from stoker.measure.trial import Named
-    from stoker.report import documents, plans, terminal
+    from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
+    from stoker.records import WorkloadSpec
+    from stoker.report import console, documents
     from stoker.report.progress import Show
-    from stoker.tune.plan import tune as choose
+    from stoker.report.views.plan import plan_view
+    from stoker.tuning.tune import tune as choose
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
     seen: dict[str, Any] = {"interrupted": False, "runs": [], "probes": None, "trials": []}
     with Show(quiet=quiet) as progress:
 
-        def event(name: str, data: Any) -> None:
-            if name == "measured":
-                seen["trials"].append(data)
-            elif name == "probed":
-                seen["runs"].append(data)
-            elif name == "probes":
-                seen["probes"] = data
-            progress.event(name, data)
+        def event(event: AnyEvent) -> None:
+            match event:
+                case RunEnded(trial=trial):
+                    seen["trials"].append(trial)
+                case ProbeDone(run=run):
+                    seen["runs"].append(run)
+                case ProbesReady(probes=probes):
+                    seen["probes"] = probes
+            progress.event(event)
 
         try:
             plan = choose(
-                Named(spec=workload, data=data, items=None if ":" in workload else items),
+                WorkloadSpec(spec=workload, data=data, items=None if ":" in workload else items),
                 items=items,
                 epochs=epochs,
                 throughput=throughput,
@@ -190,7 +193,7 @@ def tune(
                 documents.save(seen, save)
             raise
     document = documents.plan_document(plan)
-    print_json(document) if json else terminal.show(plans.plan_view(plan))
+    print_json(document) if json else console.show(plan_view(plan))
     if save is not None:
         documents.save(document, save)
 

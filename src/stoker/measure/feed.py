@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from stoker.errors import InputError
-from stoker.measure import spy
+from stoker.measure.spy import wrappers
 from stoker.records import Extent, Mode, Setting
-from stoker.workload.definition import Workload
+from stoker.workload.workload import Workload
 
 KEPT_BATCHES = 8
 NO_ITEMS = "the dataset gives no items: there is nothing to measure"
@@ -78,11 +78,11 @@ def make_feed(
         batches = wanted
     else:
         batches = _bound(workload, dataset, mode, setting, wanted, seed, options, notes)
-    options["collate_fn"] = spy.SpiedCollate(workload.collate_fn) if traced else workload.collate_fn
-    options["worker_init_fn"] = spy.SpiedInit(workload.worker_init_fn) if traced else workload.worker_init_fn
+    options["collate_fn"] = wrappers.SpiedCollate(workload.collate_fn) if traced else workload.collate_fn
+    options["worker_init_fn"] = wrappers.SpiedInit(workload.worker_init_fn) if traced else workload.worker_init_fn
     cut = isinstance(dataset, IterableDataset) and batches is not None
-    if traced and not isinstance(dataset, spy.SpiedItems | spy.SpiedStream):
-        dataset = spy.spied(dataset)
+    if traced and not isinstance(dataset, wrappers.SpiedItems | wrappers.SpiedStream):
+        dataset = wrappers.spied(dataset)
     return Feed(DataLoader(dataset, **options), batches, notes, cut=cut)
 
 

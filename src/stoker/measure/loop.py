@@ -1,27 +1,27 @@
 """The loop itself: asks for a batch, steps, and keeps every moment; nothing is computed until it is over."""
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from stoker.measure import outcomes, spy
+from stoker.events import BatchDone, OnEvent
 from stoker.measure.account import Epoch, Step
-from stoker.measure.clock import Clock
+from stoker.measure.device import Clock
 from stoker.measure.feed import Feed
+from stoker.measure.spy import wrappers
 from stoker.measure.steps import ModelStep, NapStep
-from stoker.workload import passes
+from stoker.process import failures
+from stoker.workload import calls
 
-Emit = Callable[[str, Any], None]
 _EVENT_GAP_S = 0.1
 
 
 class Loop:
     """Runs epochs and keeps every moment; nothing is computed until it is over."""
 
-    def __init__(self, feed: Feed, step: ModelStep | NapStep, clock: Clock, emit: Emit, *, of: int | None) -> None:
+    def __init__(self, feed: Feed, step: ModelStep | NapStep, clock: Clock, emit: OnEvent, *, of: int | None) -> None:
         self._feed, self._step, self._clock, self._emit, self._of = feed, step, clock, emit, of
         self.epochs: list[tuple[float, float, float, float, list[Any]]] = []
-        self.stamps: list[spy.Stamp] = []
+        self.stamps: list[wrappers.Stamp] = []
         self.items: list[int] = []
         self.bytes: list[int] = []
         self._told = 0.0
@@ -48,18 +48,18 @@ class Loop:
 
     def _one(self, asked: float, parcel: Any) -> Any:
         got = perf_counter()
-        batch = parcel.batch if isinstance(parcel, spy.Parcel) else parcel
-        if isinstance(parcel, spy.Parcel):
+        batch = parcel.batch if isinstance(parcel, wrappers.Parcel) else parcel
+        if isinstance(parcel, wrappers.Parcel):
             self.stamps.append(parcel.stamp)
         ends: list[tuple[str, Any]] = []
         began = self._clock.mark()
         self._step(batch, lambda name: ends.append((name, self._clock.mark())))
         done = perf_counter()
-        self.items.append(passes.count_items(batch))
-        self.bytes.append(passes.batch_bytes(batch))
+        self.items.append(calls.count_items(batch))
+        self.bytes.append(calls.batch_bytes(batch))
         if done - self._told > _EVENT_GAP_S:
             self._told = done
-            self._emit("batch", {"done": len(self.items), "of": self._of})
+            self._emit(BatchDone(done=len(self.items), of=self._of))
         return asked, got, done, began, ends
 
     def settled(self) -> list[Epoch]:
@@ -86,4 +86,4 @@ def _name_signals(error: Exception, batches: Any) -> None:
         if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
             worker.join(0.5)
         if worker.exitcode is not None and worker.exitcode < 0:
-            error.add_note(f"Stoker: worker ended by {outcomes.signal_name(-worker.exitcode)}.")
+            error.add_note(f"Stoker: worker ended by {failures.signal_name(-worker.exitcode)}.")

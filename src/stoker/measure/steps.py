@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from stoker.measure.clock import Nap
+from stoker.measure.device import Nap
 from stoker.records import Mode, Setting
-from stoker.workload import passes
-from stoker.workload.definition import Workload
+from stoker.workload import calls
+from stoker.workload.workload import Workload
 
 Tick = Callable[[str], None]
 """Called at the end of each stage of a step, with its name."""
@@ -30,7 +30,7 @@ class NapStep:
         """It has no updates."""
 
     def __call__(self, batch: Any, tick: Tick) -> None:
-        time.sleep(self._nap.seconds(passes.count_items(batch)))
+        time.sleep(self._nap.seconds(calls.count_items(batch)))
         tick("forward")
 
 
@@ -42,13 +42,13 @@ class ModelStep:
         self._pinned = pinned
         self.on_device = bool(workload.facts.get("on_device"))
         torch.backends.cudnn.benchmark = setting.cudnn_benchmark
-        model = passes.make_model(workload).to(device)
+        model = calls.make_model(workload).to(device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         if setting.channels_last:
             model = model.to(memory_format=torch.channels_last)
         self.model = model.train(mode == "train")
         self._called: torch.nn.Module = torch.compile(self.model) if setting.compile else self.model  # type: ignore[assignment]
-        self._optimizer = passes.make_optimizer(workload, self.model) if mode == "train" else None
+        self._optimizer = calls.make_optimizer(workload, self.model) if mode == "train" else None
         scaled = mode == "train" and setting.precision == "fp16"
         self._scaler = torch.amp.GradScaler(device.type) if scaled else None
         self._accumulate, self._taken = setting.accumulate, 0
@@ -63,7 +63,7 @@ class ModelStep:
     def move(self, batch: Any) -> Any:
         """The batch on the device, in the memory format of the setting."""
         channels_last = self._setting.channels_last
-        return passes.to_device(batch, self._device, non_blocking=self._pinned, channels_last=channels_last)
+        return calls.to_device(batch, self._device, non_blocking=self._pinned, channels_last=channels_last)
 
     def __call__(self, batch: Any, tick: Tick) -> None:
         if not self.on_device:
@@ -84,8 +84,8 @@ class ModelStep:
             self._workload.step(self._called, batch)
             tick("step")
             return
-        inputs, _ = passes.split(batch)
-        passes.forward(self._workload, self._called, inputs)
+        inputs, _ = calls.split(batch)
+        calls.forward(self._workload, self._called, inputs)
         tick("forward")
 
     def _train(self, batch: Any, tick: Tick) -> None:
@@ -115,10 +115,10 @@ class ModelStep:
 
     def _loss(self, batch: Any) -> Any:
         if self._workload.step is not None:
-            return passes.step_loss(self._workload.step(self._called, batch))
-        inputs, target = passes.split(batch)
-        output = passes.forward(self._workload, self._called, inputs)
-        return passes.loss_of(self._workload, output, target)
+            return calls.step_loss(self._workload.step(self._called, batch))
+        inputs, target = calls.split(batch)
+        output = calls.forward(self._workload, self._called, inputs)
+        return calls.loss_of(self._workload, output, target)
 
 
 def make_step(

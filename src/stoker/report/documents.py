@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.spans import Span, steady, whole
+from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.errors import MachineError
-from stoker.measure.spans import Span, steady, whole
-from stoker.measure.stalls import Stalls
-from stoker.predict.forecast import Prediction
-from stoker.records import Disk, Machine, Trial, encode
-from stoker.tune.advise import remedies_of, verdict
-from stoker.tune.plan import Plan
+from stoker.records import Disk, Machine, Prediction, Stalls, Trial, encode
+from stoker.tuning.remedies import remedies_of, verdict
+from stoker.tuning.tune import Plan
 
 
 def trial_document(trial: Trial) -> dict[str, Any]:
@@ -53,8 +52,8 @@ def _steady_document(span: Span | None) -> dict[str, Any] | None:
 
 def stalls_document(stalls: Stalls) -> dict[str, Any]:
     return {
-        "preparation_share": stalls.preparation if stalls.finished else None,
-        "fetch_share": stalls.fetch if stalls.finished else None,
+        "preparation_share": preparation_share(stalls) if stalls.finished else None,
+        "fetch_share": fetch_share(stalls) if stalls.finished else None,
         "trials": {name: trial_document(getattr(stalls, name)) for name in ("memory", "cached", "cold")},
     }
 

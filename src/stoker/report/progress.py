@@ -5,8 +5,11 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+import rich.progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from stoker.events import AnyEvent, BatchDone, Phase, Progress, RunStarted
 
 _LINE_EVERY_S = 5.0
 _PHASES = {"preparing": "preparing the workload", "running": "running", "over": "done"}
@@ -17,7 +20,7 @@ class Show:
 
     def __init__(self, *, quiet: bool, title: str = "") -> None:
         self._quiet, self._title = quiet, title
-        self._bar: Progress | None = None
+        self._bar: rich.progress.Progress | None = None
         self._task: Any = None
         self._what = ""
         self._said_at = 0.0
@@ -31,7 +34,9 @@ class Show:
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
             )
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True, refresh_per_second=4)
+            self._bar = rich.progress.Progress(
+                *columns, console=Console(stderr=True), transient=True, refresh_per_second=4
+            )
             self._bar.start()
             self._task = self._bar.add_task(f"{self._title}starting", total=None)
         return self
@@ -46,13 +51,16 @@ class Show:
         """What the next events are about."""
         self._title = text
 
-    def event(self, name: str, data: Any) -> None:
-        if name == "phase":
-            self._tell(f"{self._title}{_PHASES.get(data, data)}", 0, None)
-        elif name == "batch":
-            self._tell(f"{self._title}running", data["done"], data["of"])
-        elif name == "build":
-            self._tell(f"{self._title}{data['what']}", data["done"], data["of"])
+    def event(self, event: AnyEvent) -> None:
+        match event:
+            case Phase(name=name, text=text):
+                self._tell(f"{self._title}{text or _PHASES.get(name, name)}", 0, None)
+            case BatchDone(done=done, of=of):
+                self._tell(f"{self._title}running", done, of)
+            case Progress(what=what, done=done, of=of):
+                self._tell(f"{self._title}{what}", done, of)
+            case RunStarted(text=text):
+                self._tell(f"{self._title}{text}", 0, None)
 
     def progress(self, what: str, done: int, of: int) -> None:
         """The same, for work in this process."""

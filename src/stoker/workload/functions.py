@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from stoker.errors import InputError, StokerError
-from stoker.workload.definition import Workload
+from stoker.workload.workload import Workload
 
 
 def load_function(spec: str) -> Workload:
@@ -45,7 +45,7 @@ def _is_file(target: str) -> bool:
 
 
 def _import_file(target: str) -> ModuleType:
-    from stoker.workload.userfiles import import_file
+    from stoker.workload.userfile import import_file
 
     path = Path(target).expanduser()
     if not path.is_file():
@@ -59,7 +59,7 @@ def _import_file(target: str) -> ModuleType:
 
 
 def _import_module(target: str) -> ModuleType:
-    from stoker.workload.userfiles import put_first
+    from stoker.workload.userfile import put_first
 
     put_first(Path.cwd())
     try:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InputError
+from stoker.events import OnProgress
 from stoker.records import Mode
-from stoker.workload.definition import Progress, Workload
+from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from stoker.workload.zoo import ModelKind
+    from stoker.workload.models import ModelKind
 
 # What a name after --data gives; anything else is a folder.
 _MEDIA = {
@@ -27,32 +28,32 @@ _LEARNING_RATE = 0.01
 
 
 def load_named(
-    name: str, *, data: str | None, mode: Mode | None, items: int | None, weights: Path | None, progress: Progress
+    name: str, *, data: str | None, mode: Mode | None, items: int | None, weights: Path | None, progress: OnProgress
 ) -> Workload:
     from torch import nn, optim
 
-    from stoker.workload import passes, zoo
-    from stoker.workload.data import open_data
+    from stoker.workload import calls, models
+    from stoker.workload.data.open import open_data
 
-    kind = zoo.describe(name)
+    kind = models.describe(name)
     mode = mode or ("train" if kind.trainable else "infer")
     wanted = _data_kind(kind, data)
     _check_model(kind, mode, wanted)
     if weights is not None:
         weights = weights.expanduser().absolute()
-        zoo.build(name, weights=weights)  # a file that does not fit is told now, not by a trial
+        models.build(name, weights=weights)  # a file that does not fit is told now, not by a trial
     open_part = functools.partial(open_data, wanted, mode=mode, image_size=kind.image_size, pad_id=kind.pad_id or 0)
     opened = open_part(part="train", items=items, progress=progress)
     _check_medium(kind, opened.dataset, wanted)
     return Workload(
-        model=functools.partial(zoo.build, name, weights=weights, least_classes=opened.classes),
+        model=functools.partial(models.build, name, weights=weights, least_classes=opened.classes),
         dataset=opened.dataset,
         loss=nn.CrossEntropyLoss() if kind.trainable else None,
         optimizer=functools.partial(optim.SGD, lr=_LEARNING_RATE, momentum=0.9),
         validation=functools.partial(_validation, open_part, items) if kind.trainable else None,
-        metric=passes.top1 if kind.trainable else None,
+        metric=calls.top1 if kind.trainable else None,
         collate_fn=opened.collate_fn,
-        forward=zoo.forward_of(kind),
+        forward=models.forward_of(kind),
         files=opened.files,
         name=name,
         data_name=opened.name,
@@ -80,7 +81,7 @@ def _data_kind(kind: "ModelKind", data: str | None) -> str:
 
 
 def _check_model(kind: "ModelKind", mode: Mode, wanted: str) -> None:
-    from stoker.workload import text
+    from stoker.workload.data import text
 
     if mode == "train" and not kind.trainable:
         raise InputError(
@@ -96,7 +97,7 @@ def _check_model(kind: "ModelKind", mode: Mode, wanted: str) -> None:
 
 def _check_medium(kind: "ModelKind", dataset: Any, data: str) -> None:
     """Whether a folder turned out to hold what the model takes."""
-    from stoker.workload.clips import ClipFiles
+    from stoker.workload.data.clips import ClipFiles
 
     if kind.medium != "text" and data not in _MEDIA and isinstance(dataset, ClipFiles) != (kind.medium == "video"):
         other = "images" if kind.medium == "video" else "videos"

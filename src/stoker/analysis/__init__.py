@@ -1,0 +1,1 @@
+"""Figures derived from records: pure functions."""

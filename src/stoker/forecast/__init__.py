@@ -1,0 +1,1 @@
+"""What a setting would cost: `stoker probe`, `stoker predict`."""

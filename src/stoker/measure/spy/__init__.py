@@ -1,0 +1,1 @@
+"""Looks into loader workers: wrappers that can be removed again."""

@@ -1,0 +1,1 @@
+"""Follows a training step on a fake GPU and logs every allocation."""

@@ -1,0 +1,1 @@
+"""What single kernels allocate on a real GPU: rules read off recorded allocations."""

@@ -1,0 +1,277 @@
+"""What Stoker answers: limits, predictions, plans, verdicts, remedies."""
+
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from stoker.errors import InputError
+from stoker.records.base import Record
+from stoker.records.task import Mode, Precision, Setting
+from stoker.records.trial import Outcome, Problem, Trial
+from stoker.units import format_seconds
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+
+class Prediction(Record, frozen=True):
+    """What a run would cost. `first_batch_s` counts from the start, workers' forking included.
+
+    `limited_by` is `start`, `step`, `send` (moving batches to the loop), or the stage of loading that takes most.
+    """
+
+    setting: Setting
+    items: int
+    epochs: int
+    total_s: float
+    interval_s: tuple[float, float]
+    first_batch_s: float
+    first_batch_interval_s: tuple[float, float]
+    steady_items_per_s: float
+    wait_share: float
+    limited_by: str
+
+
+class Objective(Record, frozen=True):
+    """`items` of each of `epochs` passes; `throughput` leaves start-up out."""
+
+    items: int
+    epochs: int = 1
+    kind: Literal["time", "throughput"] = "time"
+
+    def __post_init__(self) -> None:
+        for name in ("items", "epochs"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+FAR_APART = 1.1
+"""Two runs of one setting that differ by more than this factor: the longer one was disturbed."""
+
+
+class Measured(Record, frozen=True):
+    """What runs of one setting said. `samples_s` are the seconds of the objective, one a run."""
+
+    samples_s: tuple[float, ...]
+    run_s: tuple[float, ...]
+    items: int
+    first_batch_s: float
+    steady_items_per_s: float
+    disturbed: bool = False
+
+    @property
+    def total_s(self) -> float:
+        """The middle of all runs; of two that are far apart the better, as what disturbs a run only makes it longer."""
+        least = min(self.samples_s)
+        return least if len(self.samples_s) == 2 and max(self.samples_s) > FAR_APART * least else median(self.samples_s)
+
+
+class RuledOut(Record, frozen=True):
+    """A setting that was not considered, and which bound said so."""
+
+    batch_size: int
+    num_workers: int
+    bound: str
+    sentence: str
+
+
+class Candidate(Record, frozen=True):
+    """A setting with what it was predicted to cost, and what it did where it was run. What a person has now is run too
+    where it is not among what they `asked_for`; it is never the plan then."""
+
+    setting: Setting
+    predicted_s: float
+    predicted: Prediction | None = None
+    measured: Measured | None = None
+    asked_for: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return self.measured.total_s if self.measured else self.predicted_s
+
+    @property
+    def runs(self) -> int:
+        return len(self.measured.samples_s) if self.measured else 0
+
+    @property
+    def in_flight_items(self) -> int:
+        return self.setting.in_flight_batches * self.setting.batch_size
+
+
+class Remedy(Record, frozen=True):
+    """One change, and the predicted seconds before and after it."""
+
+    change: str
+    before_s: float
+    after_s: float
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.change}: {format_seconds(self.before_s)} → {format_seconds(self.after_s)}"
+
+
+class Verdict(Record, frozen=True):
+    bottleneck: str
+    share: float
+    sentence: str
+
+
+Planner = Literal["simulate", "thesis", "grid"]
+
+
+class Plan(Record, frozen=True):
+    """What to set, what it was predicted to cost and what it did, beside the current setting and the runners-up."""
+
+    batch_size: int
+    num_workers: int
+    prefetch_factor: int
+    pin_memory: bool
+    persistent_workers: bool
+    accumulate: int
+    gpus: int
+    batch_sampler: bool
+    workload: str
+    mode: Mode
+    planner: Planner
+    objective: Objective
+    predicted: Prediction | None
+    predicted_s: float
+    measured: Measured | None
+    current: Candidate | None
+    candidates: tuple[Candidate, ...]
+    ruled_out: tuple[RuledOut, ...]
+    verdict: Verdict | None
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    probe_s: float
+
+    @property
+    def gain(self) -> float | None:
+        """How many times faster than the current setting, as measured."""
+        if self.current is None or self.current.measured is None or self.measured is None:
+            return None
+        return self.current.measured.total_s / self.measured.total_s
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments for a DataLoader."""
+        options: dict[str, Any] = {} if self.batch_sampler else {"batch_size": self.batch_size}
+        options["num_workers"] = self.num_workers
+        if self.num_workers:
+            options["prefetch_factor"] = self.prefetch_factor
+            options["persistent_workers"] = self.persistent_workers
+        return {**options, "pin_memory": self.pin_memory}
+
+    @property
+    def line(self) -> str:
+        """A line to paste."""
+        options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
+        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in options.items())})"
+
+    def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
+        """A DataLoader as planned; `options` (shuffle, collate_fn, ...) are passed on and win."""
+        from torch.utils.data import DataLoader
+
+        planned = self.options
+        if options.get("num_workers") == 0:
+            planned = {name: planned[name] for name in planned if name not in ("prefetch_factor", "persistent_workers")}
+        if options.get("batch_sampler") is not None:
+            planned.pop("batch_size", None)
+        return DataLoader(dataset, **{**planned, **options})
+
+
+Method = Literal["auto", "trace", "two-point", "doubling", "search"]
+
+
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+class Attempt(Record, frozen=True):
+    """One batch size, tried in a process of its own.
+
+    `free_bytes` is what the device had left for tensors when the try began; `reserved_samples` what the allocator held
+    after each step; `input_bytes` and `output_bytes` what goes into the model and comes out of it.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    peak_bytes: int = 0
+    reserved_bytes: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    free_bytes: int = 0
+    step_s: tuple[float, ...] = ()
+    reserved_samples: tuple[int, ...] = ()
+    input_bytes: int = 0
+    output_bytes: int = 0
+    problem: Problem | None = None
+
+
+class LimitRemedy(Record, frozen=True):
+    """What a change in the order of things would bring: the batch that it lets run, predicted and then run."""
+
+    what: str
+    how: str
+    predicted_batch: int | None
+    max_batch: int
+
+
+class Limit(Record, frozen=True):
+    """A batch size that fits. `ran` says whether it was run; where not, `interval` is where we expect the true maximum.
+
+    A band, where sizes were tried: the largest below the first failure, and the last that failed or ran.
+    `comfortable_batch` needs no retry of the allocator, which would first give back all that it keeps at hand.
+    `predicted_batch` is what the trace had said before anything ran.
+    """
+
+    max_batch: int
+    interval: tuple[int, int]
+    comfortable_batch: int | None
+    method: Method
+    gpu_memory_bytes: int
+    peak_bytes_at_max: int
+    bytes_per_item: int
+    fixed_bytes: int
+    workload: str
+    mode: Mode
+    precision: Precision
+    optimizer: str | None
+    ran: bool = False
+    memory: str = "GPU"
+    predicted_batch: int | None = None
+    predicted_interval: tuple[int, int] | None = None
+    probes: tuple[Attempt, ...] = ()
+    remedies: tuple[LimitRemedy, ...] = ()
+    notes: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+
+class MethodRow(Record, frozen=True):
+    """One method's answer, or why it has none. `error` is (estimate − truth) / truth; the truth is what `search` ran.
+
+    The thesis' own error (5.1) has the other sign.
+    """
+
+    method: Method
+    limit: Limit | None
+    error: float | None
+    problem: str | None = None
+
+
+class MethodComparison(Record, frozen=True):
+    workload: str
+    rows: tuple[MethodRow, ...]
+
+
+class Stalls(Record, frozen=True):
+    """The three trials. Shares are of the cold run's time, worker start and stop left out."""
+
+    memory: Trial
+    cached: Trial
+    cold: Trial
+
+    @property
+    def finished(self) -> bool:
+        return all(trial.outcome == "done" for trial in (self.memory, self.cached, self.cold))

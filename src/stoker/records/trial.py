@@ -1,0 +1,128 @@
+"""One measured run. A `Trial` keeps raw samples; every statistic is derived from them when it is asked for."""
+
+from typing import Literal
+
+from msgspec import field
+
+from stoker.records.base import Record
+from stoker.records.machine import Machine
+from stoker.records.task import Extent, Mode, Setting
+
+Outcome = Literal["done", "oom", "crashed", "timed_out", "failed"]
+Clock = Literal["loop", "worker"]
+
+WORKER_STAGES = ("read", "decode", "transform", "item", "collate", "send", "pin")
+
+OWN_UPDATES = "the workload's own step makes its updates itself: Stoker cannot gather several batches into one"
+"""What is said of a trial whose setting accumulates, where it cannot."""
+
+
+class Subject(Record, frozen=True):
+    """What was run, in words and counts. `items` are an epoch's; a `batch_sampler` of its own sets its batches."""
+
+    name: str
+    model: str
+    data: str
+    mode: Mode
+    device: str
+    items: int | None
+    parameters: int | None = None
+    stream: bool = False
+    batch_sampler: bool = False
+
+
+class Stage(Record, frozen=True):
+    """Seconds of one stage, a sample a batch (`start`, `stop`, `score`: one an epoch; `other`: one more, for the end).
+
+    `loop` stages share the wall clock of the run; `worker` stages share the time of the worker processes.
+    """
+
+    clock: Clock
+    samples_s: tuple[float, ...]
+
+    @property
+    def total_s(self) -> float:
+        return sum(self.samples_s)
+
+
+class Gauge(Record, frozen=True):
+    """Readings taken beside the run, at `times_s` after its start."""
+
+    times_s: tuple[float, ...]
+    samples: tuple[float, ...]
+
+    @property
+    def average(self) -> float:
+        return sum(self.samples) / len(self.samples) if self.samples else 0.0
+
+    @property
+    def maximum(self) -> float:
+        return max(self.samples, default=0.0)
+
+
+class Timeline(Record, frozen=True):
+    """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
+
+    `items` counts each batch; `batches` and `epoch_s` each epoch.
+    """
+
+    asked_s: tuple[float, ...] = ()
+    got_s: tuple[float, ...] = ()
+    done_s: tuple[float, ...] = ()
+    items: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
+    epoch_s: tuple[float, ...] = ()
+
+
+class WorkerLog(Record, frozen=True):
+    """What each batch saw in its worker: which worker, when it began and ended it, its CPU time, each item's time."""
+
+    worker: tuple[int, ...] = ()
+    began_s: tuple[float, ...] = ()
+    ended_s: tuple[float, ...] = ()
+    cpu_s: tuple[float, ...] = ()
+    item_s: tuple[float, ...] = ()
+    batch_bytes: tuple[int, ...] = ()
+
+
+class Problem(Record, frozen=True):
+    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do."""
+
+    sentence: str
+    where: str | None = None
+    remedy: str | None = None
+    detail: str | None = None
+
+
+class Trial(Record, frozen=True):
+    """One measured run of a workload under a setting."""
+
+    outcome: Outcome
+    workload: Subject
+    setting: Setting
+    extent: Extent
+    machine: Machine | None = None
+    items: int = 0
+    total_s: float = 0.0
+    start_s: float = 0.0
+    stages: dict[str, Stage] = field(default_factory=dict)
+    timeline: Timeline = Timeline()
+    workers: WorkerLog = WorkerLog()
+    gauges: dict[str, Gauge] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    problem: Problem | None = None
+    scores: tuple[float, ...] = ()
+    peaks: dict[str, int] = field(default_factory=dict)
+    interference: float | None = None
+    idle_cpus: float | None = None
+
+    @property
+    def first_batch_s(self) -> float | None:
+        """How long the loop waited for its first batch, once the workers had been started."""
+        wait = self.stages.get("wait")
+        return wait.samples_s[0] if wait and wait.samples_s else None
+
+    @property
+    def items_per_s(self) -> float | None:
+        """Over the whole run, start and first batch included."""
+        return self.items / self.total_s if self.total_s > 0 and self.items else None

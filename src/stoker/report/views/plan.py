@@ -1,0 +1,103 @@
+"""A plan as people read it: what to set, how much faster, why, and what was ruled out."""
+
+from collections import Counter
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stoker.records import Candidate, Remedy
+from stoker.tuning.tune import Plan
+from stoker.units import format_seconds, format_workers
+
+_SHOWN_REMEDIES = 4
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    parts: list[RenderableType] = [_heading(plan), Text(), Text(f"  {plan.line}", style="bold green", overflow="fold")]
+    parts += [Text(), Text(_summary(plan)), _table(plan)]
+    if plan.verdict is not None:
+        judged = plan.verdict
+        parts += [Text.assemble(("Bottleneck: ", "bold"), (judged.bottleneck, "bold red"), f" — {judged.sentence}.")]
+    parts += remedy_lines(plan.remedies)
+    parts += _ruled_out(plan)
+    parts += [Text(f"note: {note}", style="yellow") for note in plan.notes]
+    parts.append(Text(f"Tuned in {format_seconds(plan.seconds)}.", style="dim"))
+    return Group(*parts)
+
+
+def remedy_lines(remedies: "tuple[Remedy, ...] | list[Remedy]") -> list[RenderableType]:
+    """What would help, the best first."""
+    if not remedies:
+        return []
+    lines: list[RenderableType] = [Text("What would help, as predicted:", style="bold")]
+    lines += [Text(f"  {remedy.sentence}") for remedy in remedies[:_SHOWN_REMEDIES]]
+    return lines
+
+
+def _heading(plan: Plan) -> Text:
+    wanted = plan.objective
+    what = f"{wanted.items:,} items" + (f" × {wanted.epochs} epochs" if wanted.epochs > 1 else "")
+    goal = "highest steady rate" if wanted.kind == "throughput" else f"least time for {what}"
+    return Text.assemble((plan.workload, "bold"), f" · {plan.mode} · {goal}")
+
+
+def _summary(plan: Plan) -> str:
+    said = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
+    if plan.accumulate > 1 or plan.gpus > 1:
+        whole = plan.batch_size * plan.accumulate * plan.gpus
+        said += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
+    if plan.measured is not None:
+        said += f": {format_seconds(plan.measured.total_s)} measured"
+        if plan.objective.kind == "throughput":
+            said += f" ({plan.measured.steady_items_per_s:,.1f} items/s)"
+    if plan.predicted is not None:
+        said += f", {format_seconds(plan.predicted_s)} predicted"
+    if plan.gain is not None:
+        said += f"; {plan.gain:.2f} times as fast as the current setting"
+    return said + "."
+
+
+def _table(plan: Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    differ = len({each.setting.prefetch_factor for each in plan.candidates if each.setting.num_workers}) > 1
+    ahead = ("ahead",) if differ else ()
+    for title in ("", "batch", "workers", *ahead, "predicted", "measured", "runs", "first batch"):
+        table.add_column(title, justify="left" if not title else "right", no_wrap=True)
+    for each in plan.candidates[:12]:
+        table.add_row(*_cells(plan, each, ahead=differ))
+    return table
+
+
+def _cells(plan: Plan, each: Candidate, *, ahead: bool) -> tuple[str, ...]:
+    setting, seen = each.setting, each.measured
+    chosen = (setting.batch_size, setting.num_workers, setting.prefetch_factor) == (
+        plan.batch_size,
+        plan.num_workers,
+        plan.prefetch_factor,
+    )
+    label = " ".join(word for word, on in (("plan", chosen), ("current", each == plan.current)) if on)
+    return (
+        label,
+        str(setting.batch_size),
+        str(setting.num_workers),
+        *((str(setting.prefetch_factor) if setting.num_workers else "–",) if ahead else ()),
+        format_seconds(each.predicted_s),
+        format_seconds(seen.total_s) if seen else "did not finish",
+        str(len(seen.samples_s)) if seen else "–",
+        format_seconds(seen.first_batch_s) if seen else "–",
+    )
+
+
+def _ruled_out(plan: Plan) -> list[RenderableType]:
+    if not plan.ruled_out:
+        return []
+    counts = Counter(each.bound for each in plan.ruled_out)
+    first = {each.bound: each for each in reversed(plan.ruled_out)}
+    lines: list[RenderableType] = [Text("Ruled out:", style="bold")]
+    for bound, count in counts.items():
+        each = first[bound]
+        setting = f"batch {each.batch_size}, {format_workers(each.num_workers)}"
+        lines.append(Text(f"  {bound}: {count} setting{'s' if count > 1 else ''}; {setting}: {each.sentence}"))
+    return lines

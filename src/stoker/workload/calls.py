@@ -1,0 +1,159 @@
+"""How a workload's model, loss and optimizer are made and called on a batch; nothing here is timed or repeated."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from stoker.errors import InputError
+from stoker.workload.batch import batch_bytes as batch_bytes
+from stoker.workload.batch import count_items as count_items
+from stoker.workload.batch import split as split
+from stoker.workload.batch import to_device as to_device
+from stoker.workload.batch import without_target
+from stoker.workload.workload import Workload
+
+# What the auxiliary heads of the two inceptions weigh in the loss, as in the papers that brought them.
+_AUXILIARY_WEIGHT = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
+_SGD_LEARNING_RATE = 0.01
+
+
+# ---------------------------------------------------------------- making
+
+
+def make(thing: Any) -> Any:
+    """What a part of a workload stands for: a class or function is called, an object is used as it is."""
+    if isinstance(thing, type):
+        return thing()
+    if isinstance(thing, nn.Module | Dataset):  # a module can be called, but is no maker of modules
+        return thing
+    if hasattr(type(thing), "__getitem__") or hasattr(type(thing), "__iter__"):
+        return thing
+    return thing() if callable(thing) else thing
+
+
+def model_bytes(model: nn.Module) -> int:
+    """What its weights and buffers take."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+def make_model(workload: Workload) -> nn.Module:
+    model = make(workload.model)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"a workload's model must be a torch.nn.Module or a function that makes one, got {type(model).__name__}"
+        )
+    return model
+
+
+def make_dataset(workload: Workload, part: Literal["train", "validation"] = "train") -> Any:
+    dataset = make(workload.dataset if part == "train" else workload.validation)
+    what = "dataset" if part == "train" else "validation"
+    if dataset is None:
+        raise InputError(
+            f"the workload {workload.name!r} has no {what} dataset, or the function that makes it gave None"
+        )
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise InputError(
+            f"a workload's {what} must be a dataset or a function that makes one, got {type(dataset).__name__}"
+        )
+    return dataset
+
+
+def make_optimizer(workload: Workload, model: nn.Module) -> Any:
+    """The workload's optimizer over what is to be trained; plain SGD with momentum where it has none."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise InputError("the model has no parameters that require a gradient, so there is nothing to train")
+    if workload.optimizer is None:
+        return torch.optim.SGD(parameters, lr=_SGD_LEARNING_RATE, momentum=0.9)
+    optimizer = workload.optimizer(parameters)
+    if not callable(getattr(optimizer, "step", None)) or not callable(getattr(optimizer, "zero_grad", None)):
+        raise InputError(
+            f"a workload's optimizer must give an optimizer when called with parameters, got {type(optimizer).__name__}"
+        )
+    return optimizer
+
+
+# ---------------------------------------------------------------- calling
+
+
+def forward(workload: Workload, model: nn.Module, inputs: Any) -> Any:
+    """Call the model on a batch's inputs: a tensor, several inputs, or a mapping of keyword arguments.
+
+    Labels reach the model only where it has to compute the loss itself: in training, without a loss of the workload's.
+    """
+    if workload.loss is not None or not model.training:
+        inputs = without_target(inputs)
+    if workload.forward is not None:
+        return workload.forward(model, inputs)
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if type(inputs) in (tuple, list):
+        return model(*inputs)
+    return model(inputs)
+
+
+def loss_of(workload: Workload, output: Any, target: Any) -> torch.Tensor:
+    """The loss of a forward pass, one number to go backward from."""
+    if workload.loss is None:
+        return _own_loss(output)
+    if target is None:
+        raise InputError(
+            "the loss needs a target, and the batch has none: give (inputs, target) or a mapping with labels"
+        )
+    if not _is_torch_loss(workload.loss):
+        return _one_number(workload.loss(output, target))
+    loss = workload.loss(logits_of(output), target)
+    weight = _AUXILIARY_WEIGHT.get(type(output).__name__, 0.0)
+    for auxiliary in output[1:] if weight else ():
+        if auxiliary is not None:
+            loss = loss + weight * workload.loss(auxiliary, target)
+    return _one_number(loss)
+
+
+def step_loss(result: Any) -> torch.Tensor | None:
+    """What the person's own step returned: a loss to go backward from, or None where the step did all of it."""
+    return None if result is None else _one_number(result)
+
+
+def logits_of(output: Any) -> Any:
+    """The prediction inside what a model returned: transformers' outputs, named tuples, and segmentation's mapping."""
+    if isinstance(output, torch.Tensor):
+        return output
+    if isinstance(output, Mapping):
+        return next((output[name] for name in ("logits", "out") if name in output), output)
+    return getattr(output, "logits", output)
+
+
+def top1(output: Any, target: Any) -> torch.Tensor:
+    """The share of a batch whose likeliest class is the target, left on the device it was computed on."""
+    logits: torch.Tensor = logits_of(output)
+    return torch.eq(logits.argmax(dim=1), target).float().mean()
+
+
+def _own_loss(output: Any) -> torch.Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if loss is None:
+        raise InputError(
+            "the workload has no loss, and its model returned none: give Workload(loss=...) or a step(model, batch), "
+            "or use --mode infer"
+        )
+    return _one_number(loss)
+
+
+def _is_torch_loss(loss: Callable[..., Any]) -> bool:
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    return isinstance(loss, nn.modules.loss._Loss) or getattr(loss, "__module__", None) == nn.functional.__name__
+
+
+def _one_number(loss: Any) -> torch.Tensor:
+    if not isinstance(loss, torch.Tensor):
+        raise InputError(f"the loss must be a tensor of one number, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise InputError(f"the loss must be a tensor of one number, got one of shape {tuple(loss.shape)}")
+    return loss

@@ -1,0 +1,1 @@
+"""Data sets: folders, images, tensors, text, video, synthetic."""

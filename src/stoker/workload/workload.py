@@ -1,0 +1,60 @@
+"""A workload as its owner describes it: model, data, and the step between them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import InputError
+from stoker.records import Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What to run. `model` and the datasets are objects or functions that make them (made in the trial's own process).
+
+    A batch is what the loader gives: `(inputs, target)` (of several values the last is the target), inputs alone, or a
+    mapping of keyword arguments (with `labels`). A loss of `torch.nn` is given the logits; one of your own, whatever
+    the model returned; without one, a model that returns its loss (as transformers' do) trains on that.
+    `optimizer` is called with the parameters to train, as `torch.optim.AdamW` is. `step(model, batch)` replaces the
+    forward pass and the loss: where it returns a loss, backward and update follow; where it returns None, it did them.
+    `forward(model, inputs)` replaces the call of the model alone. `metric(output, target)` scores a validation batch.
+    `files` names the files that the dataset reads, so that a cold run can be made of a dataset we do not know.
+    """
+
+    model: Any
+    dataset: Any
+    loss: Callable[..., Any] | None = None
+    optimizer: Callable[..., Any] | None = None
+    validation: Any = None
+    metric: Callable[[Any, Any], Any] | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    worker_init_fn: Callable[[int], None] | None = None
+    step: Callable[[Any, Any], Any] | None = None
+    forward: Callable[[Any, Any], Any] | None = None
+    files: Callable[[], Iterable[str | Path]] | Sequence[str | Path] | None = None
+    name: str = "workload"
+    data_name: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.model is None or self.dataset is None:
+            raise InputError("a workload needs a model and a dataset, as objects or as functions that make them")
+        for name in ("loss", "optimizer", "metric", "collate_fn", "worker_init_fn", "step", "forward"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                remedy = "; give its class, or a functools.partial of it" if name == "optimizer" else ""
+                raise InputError(f"a workload's {name} must be something to call, got {type(value).__name__}{remedy}")
+        if self.sampler is not None and self.batch_sampler is not None:
+            raise InputError("a workload takes a sampler or a batch_sampler, not both")
+
+    def default_mode(self) -> Mode:
+        """Train where it can: with a loss, or a step of its owner's and an optimizer."""
+        return "train" if self.loss is not None or (self.step is not None and self.optimizer is not None) else "infer"
+
+    def with_(self, **changes: Any) -> "Workload":
+        """A copy with some parts replaced."""
+        values = {part.name: getattr(self, part.name) for part in fields(self)}
+        return Workload(**{**values, **changes})
