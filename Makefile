@@ -4,13 +4,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: tune test check bench tables clean
+.PHONY: tune test slow check bench tables clean
 
 tune: $(VENV)/.installed          ## the main job on the embedded workload
 	$(BIN)/stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0
 
 test: $(VENV)/.installed-dev      ## the tests
 	$(BIN)/python -m pytest
+
+slow: $(VENV)/.installed-dev      ## the slow tests, which `make test` leaves out
+	$(BIN)/python -m pytest -m slow
 
 check: $(VENV)/.installed-dev     ## linters and types
 	$(BIN)/ruff check src tests benchmarks
