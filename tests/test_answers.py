@@ -8,7 +8,8 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from answers.record import ANSWERS, TRACED, stored, versions
+
+from tests.answers.record import ANSWERS, TRACED, stored, versions
 
 RELATIVE = 1e-9
 ABSOLUTE = 1e-12

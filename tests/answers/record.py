@@ -54,7 +54,11 @@ class Traced(NamedTuple):
 
     def answer(self) -> Any:
         own = ":" in self.spec
-        source = stoker.Named(spec=f"{HERE}/{self.spec}") if own else stoker.Named(spec=self.spec, data="device")
+        source = (
+            stoker.WorkloadSpec(spec=f"{HERE}/{self.spec}")
+            if own
+            else stoker.WorkloadSpec(spec=self.spec, data="device")
+        )
         found = stoker.limit(
             source,
             method="trace",
@@ -152,8 +156,8 @@ def predictions() -> dict[str, Any]:
 
 def verdicts() -> dict[str, Any]:
     """What each stored trial is limited by, and what would help."""
-    verdict = _public("verdict", "stoker.tune.advise:verdict")
-    advise = _public("advise", "stoker.tune.advise:remedies_of")
+    verdict = _public("verdict", "stoker.tuning.remedies:verdict")
+    advise = _public("advise", "stoker.tuning.remedies:remedies_of")
     found: dict[str, Any] = {}
     for line in gzip.decompress((HERE / "trials.jsonl.gz").read_bytes()).splitlines():
         trial = decode(line, stoker.Trial)

@@ -20,7 +20,7 @@ from stoker.errors import InputError, MachineError
 from stoker.measure import gauges
 from stoker.records import decode, encode
 
-HERE = Path(__file__).parent / "workloads" / "planted.py"
+HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 FEW = Extent(batches=6, warmup=1)
 
 

@@ -9,7 +9,7 @@ import torch
 import stoker
 from stoker.process.threads import hold
 
-HERE = str(Path(__file__).parent / "workloads" / "planted.py")
+HERE = str(Path(__file__).parents[1] / "workloads" / "planted.py")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from stoker.machine import cpu
 from stoker.machine.proc import cpu_list
 from stoker.records import Throttling
 
-TREES = Path(__file__).parent / "trees"
+TREES = Path(__file__).parents[1] / "trees"
 
 
 @pytest.mark.parametrize(

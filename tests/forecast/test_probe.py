@@ -16,7 +16,7 @@ from stoker.measure.session import Script, run_script
 from stoker.records import Probes, Setting, encode
 from stoker.tuning.remedies import remedies
 
-HERE = Path(__file__).parent / "workloads" / "planted.py"
+HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 
 
 @pytest.fixture(scope="module")

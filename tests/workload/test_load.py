@@ -17,7 +17,7 @@ from stoker.workload import calls, load
 from stoker.workload.data import open as data_room
 from stoker.workload.workload import Workload
 
-WORKLOADS = Path(__file__).parent / "workloads"
+WORKLOADS = Path(__file__).parents[1] / "workloads"
 SMALL, OWN_STEP = WORKLOADS / "small.py", WORKLOADS / "own_step.py"
 
 HEADER = "from stoker.workload.workload import Workload\n"

@@ -7,7 +7,7 @@ import pytest
 
 from stoker.machine.cgroup import groups
 
-TREES = Path(__file__).parent / "trees"
+TREES = Path(__file__).parents[1] / "trees"
 
 
 def seen(tree: Path, controller: str) -> list[str]:

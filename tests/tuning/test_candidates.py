@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from test_fit import probes, run
+from tests.forecast.test_fit import probes, run
 
 from stoker.analysis.objective import steady_item_s, trial_s
 from stoker.errors import InputError

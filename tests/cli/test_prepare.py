@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import apart, here
 from PIL import Image
+
+from tests.commands import apart, here
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import Done, apart, here
 
-PLANTED = Path(__file__).parent / "workloads" / "planted.py"
+from tests.commands import Done, apart, here
+
+PLANTED = Path(__file__).parents[1] / "workloads" / "planted.py"
 
 
 def document(*arguments: str, given: Callable[..., Done] = here) -> dict[str, Any]:

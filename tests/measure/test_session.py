@@ -19,7 +19,7 @@ from stoker.measure.session import Job, Repeats, Script, run_script
 from stoker.process.fork import Forked
 from stoker.process.forkserver import Failure
 
-HERE = Path(__file__).parent / "workloads" / "planted.py"
+HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 ODD = HERE.parent / "odd.py"
 FEW = Extent(batches=3, warmup=0)
 

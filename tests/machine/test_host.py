@@ -12,7 +12,7 @@ import pytest
 
 from stoker.machine import host
 
-TREES = Path(__file__).parent / "trees"
+TREES = Path(__file__).parents[1] / "trees"
 GIB, MIB = 2**30, 2**20
 
 

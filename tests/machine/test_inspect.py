@@ -10,7 +10,7 @@ import pytest
 from stoker import machine
 from stoker.records import Machine, decode, encode
 
-TREES = Path(__file__).parent / "trees"
+TREES = Path(__file__).parents[1] / "trees"
 
 
 def test_a_recorded_container_with_what_breaks_runs_in_it() -> None:

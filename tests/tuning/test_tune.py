@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from commands import apart, here
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
@@ -26,9 +25,10 @@ from stoker.tuning.candidates import Request, parse_current
 from stoker.tuning.contest import standings
 from stoker.tuning.remedies import remedies_of
 from stoker.tuning.tune import Plan, tune
+from tests.commands import apart, here
 
-HERE = Path(__file__).parent / "workloads" / "planted.py"
-ODD = Path(__file__).parent / "workloads" / "odd.py"
+HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
+ODD = Path(__file__).parents[1] / "workloads" / "odd.py"
 FACTS = Facts(
     usable_cores=4,
     memory_bytes=8 * 2**30,
