@@ -24,7 +24,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in sys.argv[1:] or COMMANDS:
         words = shlex.split(COMMANDS[name])
-        command = [sys.executable, "-m", "stoker.cli", *words[1:], "--quiet"]
+        command = [sys.executable, "-m", "stoker", *words[1:], "--quiet"]
         environ = {**os.environ, "COLUMNS": "88"}
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
         lines = [re.sub(r" on Linux-\S+", " on Linux", line).rstrip() for line in done.stdout.splitlines()]

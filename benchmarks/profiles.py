@@ -12,8 +12,8 @@ from common import arguments, say, unplaced, write
 
 import stoker
 from stoker.analysis.spans import steady, whole
+from stoker.analysis.verdict import verdict
 from stoker.records import encode
-from stoker.tuning.remedies import verdict
 
 
 def grid() -> list[dict[str, Any]]:

@@ -7,14 +7,14 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from stoker.cli import main
+from stoker.cli.main import main
 
 Done = subprocess.CompletedProcess[str]
 
 
 def apart(*arguments: str, cwd: Path | None = None) -> Done:
     """As from a shell."""
-    command = [sys.executable, "-m", "stoker.cli", *arguments]
+    command = [sys.executable, "-m", "stoker", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=240)
 
 

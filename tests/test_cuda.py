@@ -66,7 +66,7 @@ def test_gauges_of_the_gpu_are_read() -> None:
 
 def test_doctor_describes_the_gpu() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "stoker.cli", "doctor", "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "stoker", "doctor", "--json"], capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
     machine = json.loads(ran.stdout)

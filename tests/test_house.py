@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
-    "code", ["import stoker", "import stoker.cli; stoker.cli.app(['--help'], standalone_mode=False)"]
+    "code", ["import stoker", "import stoker.cli.main; stoker.cli.main.app(['--help'], standalone_mode=False)"]
 )
 def test_neither_the_package_nor_its_help_loads_torch(code: str) -> None:
     heavy = {"torch", "torchvision", "altair", "numpy"}
@@ -40,7 +40,7 @@ def test_every_public_name_is_in_the_docs() -> None:
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
 
-    from stoker.cli import app
+    from stoker.cli.main import app
 
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     parameters = get_command(app).commands[command].params  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_figures_in_the_docs_are_those_of_the_result_files() -> None:
 
 
 def test_no_command_is_left_out_of_the_test_above() -> None:
-    from stoker.cli import app
+    from stoker.cli.main import app
 
     assert {info.callback.__name__ for info in app.registered_commands if info.callback} == {
         "doctor",

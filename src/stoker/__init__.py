@@ -4,10 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker.analysis.verdict import verdict as verdict
     from stoker.errors import StokerError as StokerError
     from stoker.forecast.predictor import predict as predict
     from stoker.forecast.probe import probe as probe
-    from stoker.machine import inspect as doctor  # noqa: F401
+    from stoker.machine import inspect
+
+    doctor = inspect
     from stoker.marks import stage as stage
     from stoker.measure.profile import profile as profile
     from stoker.memory.limit import limit as limit
@@ -15,12 +18,15 @@ if TYPE_CHECKING:
     from stoker.records import Extent as Extent
     from stoker.records import Limit as Limit
     from stoker.records import Machine as Machine
+    from stoker.records import Plan as Plan
     from stoker.records import Prediction as Prediction
     from stoker.records import Probes as Probes
     from stoker.records import Setting as Setting
+    from stoker.records import Task as Task
     from stoker.records import Trial as Trial
     from stoker.records import WorkloadSpec as WorkloadSpec
-    from stoker.tuning.tune import Plan as Plan
+    from stoker.records import read as read
+    from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
     from stoker.workload.data.prepare import prepare as prepare
     from stoker.workload.load import load as load
@@ -33,13 +39,15 @@ _HOMES = {
     "Limit": "stoker.records.answers:Limit",
     "Machine": "stoker.records:Machine",
     "WorkloadSpec": "stoker.records:WorkloadSpec",
-    "Plan": "stoker.tuning.tune:Plan",
+    "Plan": "stoker.records:Plan",
     "Prediction": "stoker.records.answers:Prediction",
     "Probes": "stoker.records.probes:Probes",
     "Setting": "stoker.records:Setting",
+    "Task": "stoker.records:Task",
     "StokerError": "stoker.errors:StokerError",
     "Trial": "stoker.records:Trial",
     "Workload": "stoker.workload.workload:Workload",
+    "advise": "stoker.tuning.remedies:advise",
     "doctor": "stoker.machine:inspect",
     "limit": "stoker.memory.limit:limit",
     "load": "stoker.workload.load:load",
@@ -48,8 +56,10 @@ _HOMES = {
     "prime": "stoker.memory.live:prime",
     "probe": "stoker.forecast.probe:probe",
     "profile": "stoker.measure.profile:profile",
+    "read": "stoker.records:read",
     "stage": "stoker.marks:stage",
     "tune": "stoker.tuning.tune:tune",
+    "verdict": "stoker.analysis.verdict:verdict",
 }
 """Where each public name lives. All that `stoker` exports follows from this table."""
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from stoker.analysis.spans import steady, whole
+from stoker.analysis.verdict import verdict
 from stoker.records import Extent, Setting, Stage, Subject, Timeline, Trial
-from stoker.tuning.remedies import verdict
 
 SUBJECT = Subject(name="test", model="Linear", data="numbers", mode="infer", device="cpu", items=100)
 

@@ -156,8 +156,8 @@ def predictions() -> dict[str, Any]:
 
 def verdicts() -> dict[str, Any]:
     """What each stored trial is limited by, and what would help."""
-    verdict = _public("verdict", "stoker.tuning.remedies:verdict")
-    advise = _public("advise", "stoker.tuning.remedies:remedies_of")
+    verdict = _public("verdict", "stoker.analysis.verdict:verdict")
+    advise = stoker.advise
     found: dict[str, Any] = {}
     for line in gzip.decompress((HERE / "trials.jsonl.gz").read_bytes()).splitlines():
         trial = decode(line, stoker.Trial)

@@ -159,7 +159,7 @@ def test_a_failed_trial_is_still_a_document() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_leaves_no_processes(number: int) -> None:
     arguments = ("profile", f"{PLANTED}:hangs", "--mode", "infer", "--workers", "2", "--device", "cpu", "--quiet")
-    command = [sys.executable, "-m", "stoker.cli", *arguments]
+    command = [sys.executable, "-m", "stoker", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         family: list[psutil.Process] = []
         deadline = time.monotonic() + 60

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
-from tests.forecast.test_fit import probes, run
 
 from stoker.analysis.objective import steady_item_s, trial_s
 from stoker.errors import InputError
@@ -17,6 +16,7 @@ from stoker.forecast.probes import read
 from stoker.records import Extent, Measured, Objective, Probes, Setting, Stage, Subject, Timeline, Trial, encode
 from stoker.report.views.prediction import grid_view
 from stoker.tuning.candidates import Request, candidates_of, larger
+from tests.forecast.test_fit import probes, run
 
 
 @pytest.fixture(scope="module")

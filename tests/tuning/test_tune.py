@@ -23,7 +23,7 @@ from stoker.forecast.constraints import bounds_of, ruled_out
 from stoker.records import Facts
 from stoker.tuning.candidates import Request, parse_current
 from stoker.tuning.contest import standings
-from stoker.tuning.remedies import remedies_of
+from stoker.tuning.remedies import advise
 from stoker.tuning.tune import Plan, tune
 from tests.commands import apart, here
 
@@ -199,7 +199,7 @@ def test_remedies_come_by_gain(plan: Plan) -> None:
 
 def test_a_profile_says_what_would_help() -> None:
     trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), stoker.Extent(batches=6, warmup=1), device="cpu")
-    found = remedies_of(trial)
+    found = advise(trial)
     assert any("workers 0 →" in remedy.change for remedy in found)
     assert all(math.isfinite(remedy.after_s) for remedy in found)
 
@@ -214,7 +214,7 @@ def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("stoker.tuning.remedies.remedies", count)
     extent = stoker.Extent(batches=6, warmup=1, epochs=3)
     trial = stoker.profile(f"{HERE}:planted", Setting(batch_size=8), extent, device="cpu")
-    remedies_of(trial)
+    advise(trial)
     assert counted == [trial.items]
 
 
@@ -343,7 +343,7 @@ def test_an_interrupted_tune_keeps_what_was_measured(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "stoker.cli",
+        "stoker",
         "tune",
         f"{HERE}:plain",
         "--items",
@@ -365,7 +365,7 @@ def test_an_interrupted_tune_keeps_what_was_measured(tmp_path: Path) -> None:
     found = json.loads(kept.read_text())
     assert found["interrupted"] is True
     assert found["probes"]["runs"]
-    assert not [child for child in psutil.Process().children(recursive=True) if "stoker.cli" in child.cmdline()]
+    assert not [child for child in psutil.Process().children(recursive=True) if "stoker" in child.cmdline()]
 
 
 # ---------------------------------------------------------------- as commands

@@ -12,7 +12,7 @@ from stoker.cli.options import (
     SaveOption,
     WorkloadArg,
     app,
-    print_json,
+    deliver,
     writable,
 )
 
@@ -48,14 +48,13 @@ def limit(
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """The largest batch that fits: run where there is a GPU, told without one."""
+    """The largest batch that fits: measured where there is a GPU, traced where there is none."""
     from stoker.memory.compare import compare as side_by_side
     from stoker.memory.limit import limit as find
     from stoker.records import WorkloadSpec
-    from stoker.report.console import show
-    from stoker.report.documents import save as save_document
+    from stoker.report.documents import document_of
     from stoker.report.progress import Show
-    from stoker.report.views import limit
+    from stoker.report.views.limit import comparison_view, limit_view
 
     source = WorkloadSpec(
         spec=workload, data=data or (None if ":" in workload or workload.endswith(".py") else "device")
@@ -78,9 +77,5 @@ def limit(
             found: Any = side_by_side(source, options, on_event=progress.event, title=progress.title)
         else:
             found = find(source, method=method, advise=advise, on_event=progress.event, **options)
-    if json:
-        print_json(found)
-    else:
-        show(limit.comparison_view(found) if compare else limit.limit_view(found))
-    if save is not None:
-        save_document(found, save)
+    view = comparison_view(found) if compare else limit_view(found)
+    deliver(document_of(found), view, json=json, save=save)

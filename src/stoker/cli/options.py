@@ -45,6 +45,18 @@ def writable(save: Path | None, option: str = "--save") -> None:
         raise InputError(f"cannot write {save}: {save.parent} is not a folder that can be written to")
 
 
+def deliver(document: Any, view: Any, *, json: bool, save: Path | None) -> None:
+    """Save the answer if asked, then print it: as one JSON document, or as a table for people."""
+    from stoker.report import console, documents
+
+    if save is not None:
+        documents.save(document, save)
+    if json:
+        print_json(document)
+    else:
+        console.show(view)
+
+
 def print_json(document: Any) -> None:
     from stoker.report.documents import to_json
 

@@ -4,6 +4,7 @@ from stoker.records.answers import (
     METHODS,
     Attempt,
     Candidate,
+    InterruptedTune,
     Limit,
     LimitRemedy,
     Measured,
@@ -24,6 +25,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
     Cuda,
@@ -49,6 +51,8 @@ from stoker.records.task import (
     Mode,
     Precision,
     Setting,
+    Task,
+    TaskKind,
     WorkloadSpec,
 )
 from stoker.records.trial import (
@@ -66,8 +70,10 @@ from stoker.records.trial import (
 )
 
 __all__ = [
+    "KINDS",
     "METHODS",
     "OWN_UPDATES",
+    "SCHEMA",
     "WORKER_STAGES",
     "Attempt",
     "Candidate",
@@ -82,6 +88,7 @@ __all__ = [
     "GpuProcess",
     "Hint",
     "Host",
+    "InterruptedTune",
     "Kind",
     "Limit",
     "LimitRemedy",
@@ -110,6 +117,8 @@ __all__ = [
     "Stalls",
     "Storage",
     "Subject",
+    "Task",
+    "TaskKind",
     "Throttling",
     "Timeline",
     "Trial",
@@ -118,4 +127,7 @@ __all__ = [
     "WorkloadSpec",
     "decode",
     "encode",
+    "labelled",
+    "parse",
+    "read",
 ]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stoker.errors import InputError
 from stoker.records.base import Record
+from stoker.records.probes import Probes, Run
 from stoker.records.task import Mode, Precision, Setting
 from stoker.records.trial import Outcome, Problem, Trial
 from stoker.units import format_seconds
@@ -275,3 +276,12 @@ class Stalls(Record, frozen=True):
     @property
     def finished(self) -> bool:
         return all(trial.outcome == "done" for trial in (self.memory, self.cached, self.cold))
+
+
+class InterruptedTune(Record, frozen=True):
+    """What a tuning had measured when it was interrupted or failed."""
+
+    interrupted: bool
+    runs: tuple[Run, ...] = ()
+    probes: Probes | None = None
+    trials: tuple[Trial, ...] = ()

@@ -1,6 +1,12 @@
 """What is asked of a run: a workload, a setting, an extent."""
 
-from typing import Literal
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records.base import Record
@@ -73,3 +79,70 @@ class WorkloadSpec(Record, frozen=True):
     data: str | None = None
     items: int | None = None
     weights: str | None = None
+
+
+TaskKind = Literal["profile", "probe", "limit", "tune", "search", "run", "converge"]
+
+
+class Task(Record, frozen=True):
+    """What was asked. Two tasks with the same `key()` ask the same thing, on whatever machine.
+
+    `workload` is None for a live `Workload` object, which has no name that another process could use. `options` holds
+    what only one kind of task has, such as the `method` and `gpu_memory` of a limit.
+    """
+
+    kind: TaskKind = "profile"
+    workload: WorkloadSpec | None = None
+    mode: Mode | None = None
+    device: str = "auto"
+    setting: Setting = Setting()
+    extent: Extent = Extent()
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+    def key(self) -> str:
+        """A stable hash of what was asked, the same from the command line and from Python, in every process.
+
+        Fields at their default are left out, so that a field added later changes no old key. For `file.py:function`
+        the file's content is part of the key; modules that it imports and the content of data folders are not. Raises
+        InputError for a live `Workload` object and for a file that cannot be read.
+        """
+        if self.workload is None:
+            raise InputError(
+                "a live Workload object has no key; name it as file.py:function, so that other processes find it"
+            )
+        asked = {**_without_defaults(self), "kind": self.kind, "workload": _identity(self.workload)}
+        text = json.dumps(asked, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
+
+
+_KEY_LENGTH = 20
+"""Hexadecimal digits of a key: 80 bits, enough for any number of tasks that a store can hold."""
+
+
+def _identity(spec: WorkloadSpec) -> dict[str, Any]:
+    """What identifies a workload: a user's file by its name and content, paths in their absolute form."""
+    identity = _without_defaults(spec)
+    path, colon, function = spec.spec.rpartition(":")
+    if colon and path.endswith(".py"):
+        file = Path(path).expanduser()
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        identity["spec"] = f"{file.name}:{function}#{sha256(content).hexdigest()[:_KEY_LENGTH]}"
+    for name in ("data", "weights"):
+        if name in identity and Path(identity[name]).expanduser().exists():
+            identity[name] = str(Path(identity[name]).expanduser().resolve())
+    return identity
+
+
+def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
+    """The fields that differ from their defaults, records inside records likewise."""
+    found: dict[str, Any] = {}
+    for each in msgspec.structs.fields(record):
+        value = getattr(record, each.name)
+        default = each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
+        if value == default:
+            continue
+        found[each.name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
+    return found

@@ -1,12 +1,13 @@
 """One measured run. A `Trial` keeps raw samples; every statistic is derived from them when it is asked for."""
 
+from datetime import datetime
 from typing import Literal
 
 from msgspec import field
 
 from stoker.records.base import Record
 from stoker.records.machine import Machine
-from stoker.records.task import Extent, Mode, Setting
+from stoker.records.task import Extent, Mode, Setting, Task
 
 Outcome = Literal["done", "oom", "crashed", "timed_out", "failed"]
 Clock = Literal["loop", "worker"]
@@ -95,7 +96,12 @@ class Problem(Record, frozen=True):
 
 
 class Trial(Record, frozen=True):
-    """One measured run of a workload under a setting."""
+    """One measured run of a workload under a setting.
+
+    `task` says what was asked and `when` the run began. `interference` is how many CPUs other processes used meanwhile,
+    and `idle_cpus` how many nobody used; None where the system does not say. `reference_s` are times of a short fixed
+    job right before the run: they tell how fast the machine was at that moment.
+    """
 
     outcome: Outcome
     workload: Subject
@@ -115,6 +121,9 @@ class Trial(Record, frozen=True):
     peaks: dict[str, int] = field(default_factory=dict)
     interference: float | None = None
     idle_cpus: float | None = None
+    task: Task | None = None
+    when: datetime | None = None
+    reference_s: tuple[float, ...] = ()
 
     @property
     def first_batch_s(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,12 @@ import msgspec
 
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
+from stoker.analysis.verdict import verdict
 from stoker.errors import MachineError
-from stoker.records import Disk, Machine, Prediction, Stalls, Trial, encode
-from stoker.tuning.remedies import remedies_of, verdict
-from stoker.tuning.tune import Plan
+from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, encode, labelled
 
 
-def trial_document(trial: Trial) -> dict[str, Any]:
+def trial_document(trial: Trial, remedies: Sequence[Remedy]) -> dict[str, Any]:
     """Everything a trial holds, with `share` and `total_s` of each stage, averages of each gauge, and the verdict."""
     span = whole(trial)
     document: dict[str, Any] = msgspec.to_builtins(trial)
@@ -31,10 +31,12 @@ def trial_document(trial: Trial) -> dict[str, Any]:
     document["steady"] = _steady_document(steady(trial))
     judged = verdict(trial)
     document["verdict"] = msgspec.to_builtins(judged) if judged else None
-    document["remedies"] = [
-        {**msgspec.to_builtins(remedy), "sentence": remedy.sentence} for remedy in remedies_of(trial)
-    ]
-    return document
+    document["remedies"] = [_remedy_document(remedy) for remedy in remedies]
+    return labelled(trial, document)
+
+
+def _remedy_document(remedy: Remedy) -> dict[str, Any]:
+    return {**msgspec.to_builtins(remedy), "sentence": remedy.sentence}
 
 
 def _steady_document(span: Span | None) -> dict[str, Any] | None:
@@ -50,17 +52,21 @@ def _steady_document(span: Span | None) -> dict[str, Any] | None:
     }
 
 
-def stalls_document(stalls: Stalls) -> dict[str, Any]:
-    return {
+def stalls_document(stalls: Stalls, remedies: Mapping[str, Sequence[Remedy]]) -> dict[str, Any]:
+    """The three trials and the shares that follow from them. `remedies` are those of each trial, by its source."""
+    document = {
         "preparation_share": preparation_share(stalls) if stalls.finished else None,
         "fetch_share": fetch_share(stalls) if stalls.finished else None,
-        "trials": {name: trial_document(getattr(stalls, name)) for name in ("memory", "cached", "cold")},
+        "trials": {
+            name: trial_document(getattr(stalls, name), remedies.get(name, ())) for name in ("memory", "cached", "cold")
+        },
     }
+    return labelled(stalls, document)
 
 
-def prediction_document(found: Prediction) -> dict[str, Any]:
-    document: dict[str, Any] = msgspec.to_builtins(found)
-    return document
+def document_of(record: Record) -> dict[str, Any]:
+    """A record that has no derived figures, labelled."""
+    return labelled(record, msgspec.to_builtins(record))
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -74,15 +80,15 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     for row, candidate in rows:
         if candidate is not None and candidate.measured is not None:
             row["measured"]["total_s"] = candidate.measured.total_s
-    document["remedies"] = [{**msgspec.to_builtins(remedy), "sentence": remedy.sentence} for remedy in plan.remedies]
-    return document
+    document["remedies"] = [_remedy_document(remedy) for remedy in plan.remedies]
+    return labelled(plan, document)
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:
     document: dict[str, Any] = msgspec.to_builtins(machine)
     if machine.disk is not None:
         _add_speeds(document["disk"], machine.disk)
-    return document
+    return labelled(machine, document)
 
 
 def _add_speeds(document: dict[str, Any], disk: Disk) -> None:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from stoker.analysis.verdict import verdict
 from stoker.errors import InputError
 from stoker.events import AnyEvent, OnEvent, ProbesReady, RunEnded, RunStarted
 from stoker.forecast.constraints import Bounds, bounds_of
@@ -18,7 +19,7 @@ from stoker.records import Candidate, Limit, Objective, Plan, Planner, Precision
 from stoker.tuning.candidates import Request, candidates_of, larger
 from stoker.tuning.contest import Listener, contend, everything, knee, thesis
 from stoker.tuning.notes import budget_notes, choice_notes, named, run_notes, stream_notes, unfinished
-from stoker.tuning.remedies import remedies, verdict, waited
+from stoker.tuning.remedies import remedies, waited
 
 _PROBE_SHARE = 0.5
 """Of the budget, what probing may take; running the best few gets the rest."""

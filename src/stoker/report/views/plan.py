@@ -1,14 +1,14 @@
 """A plan as people read it: what to set, how much faster, why, and what was ruled out."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Candidate, Remedy
-from stoker.tuning.tune import Plan
+from stoker.records import Candidate, Plan, Remedy
 from stoker.units import format_seconds, format_workers
 
 _SHOWN_REMEDIES = 4
@@ -27,7 +27,7 @@ def plan_view(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def remedy_lines(remedies: "tuple[Remedy, ...] | list[Remedy]") -> list[RenderableType]:
+def remedy_lines(remedies: Sequence[Remedy]) -> list[RenderableType]:
     """What would help, the best first."""
     if not remedies:
         return []

@@ -1,7 +1,6 @@
-"""Commands that look and measure: `doctor`, `profile`."""
+"""`stoker profile`."""
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,32 +16,9 @@ from stoker.cli.options import (
     WeightsOption,
     WorkloadArg,
     app,
-    print_json,
+    deliver,
     writable,
 )
-
-
-@app.command()
-def doctor(
-    disk: Annotated[Path | None, typer.Option(help="Measure how fast files below this folder are read.")] = None,
-    json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """What this machine really has for a pipeline, and what will break one."""
-    from stoker.events import Progress
-    from stoker.machine import inspect
-    from stoker.report.documents import machine_document
-    from stoker.report.progress import Show
-
-    with Show(quiet=quiet) as progress:
-        machine = inspect(disk=disk, check_torch=True, progress=lambda what: progress.event(Progress(what=what)))
-    if json:
-        print_json(machine_document(machine))
-    else:
-        from stoker.report.console import show
-        from stoker.report.views.machine import machine_view
-
-        show(machine_view(machine))
 
 
 @app.command()
@@ -80,11 +56,14 @@ def profile(
     quiet: QuietOption = False,
 ) -> None:
     """Where the time goes: in the loader's workers, on the way to the device, on the device."""
+    from stoker.analysis.verdict import verdict
     from stoker.measure import stalls as three_runs
     from stoker.measure.profile import profile as run
     from stoker.records import Extent, Setting, Stalls, Trial, WorkloadSpec
     from stoker.report.documents import stalls_document, trial_document
     from stoker.report.progress import Show
+    from stoker.report.views.profile import profile_view, stalls_view
+    from stoker.tuning.remedies import advise
     from stoker.units import parse_seconds
 
     setting = Setting(
@@ -126,23 +105,16 @@ def profile(
             )
 
         result = three_runs.compare(one, extent) if stalls else one(extent)
-    document = stalls_document(result) if isinstance(result, Stalls) else trial_document(result)
-    _deliver(result, document, json=json, save=save)
-
-
-def _deliver(result: Any, document: dict[str, Any], *, json: bool, save: Path | None) -> None:
-    """Save, print, and leave with status 1 where a trial did not finish."""
-    from stoker.records import Stalls
-    from stoker.report import console, documents
-
-    if save is not None:
-        documents.save(document, save)
-    if json:
-        typer.echo(documents.to_json(document))
+    if isinstance(result, Stalls):
+        trials = {"memory": result.memory, "cached": result.cached, "cold": result.cold}
+        document = stalls_document(result, {name: advise(trial) for name, trial in trials.items()})
+        view = stalls_view(result)
     else:
-        console.show(console.stalls_view(result) if isinstance(result, Stalls) else console.profile_view(result))
-    trials = (result.memory, result.cached, result.cold) if isinstance(result, Stalls) else (result,)
-    failed = next((trial for trial in trials if trial.outcome != "done"), None)
+        trials, remedies = {"": result}, advise(result)
+        document = trial_document(result, remedies)
+        view = profile_view(result, verdict(result), remedies)
+    deliver(document, view, json=json, save=save)
+    failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)
     if failed is not None and failed.problem is not None:
         if json:
             typer.echo(f"stoker: {failed.outcome}: {failed.problem.sentence}", err=True)

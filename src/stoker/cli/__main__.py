@@ -1,5 +1,0 @@
-"""`python -m stoker.cli`."""
-
-from stoker.cli import main
-
-main()

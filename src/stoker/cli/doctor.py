@@ -1,0 +1,36 @@
+"""`stoker doctor`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import (
+    JsonOption,
+    QuietOption,
+    app,
+    print_json,
+)
+
+
+@app.command()
+def doctor(
+    disk: Annotated[Path | None, typer.Option(help="Measure how fast files below this folder are read.")] = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """What this machine really has for a pipeline, and what will break one."""
+    from stoker.events import Progress
+    from stoker.machine import inspect
+    from stoker.report.documents import machine_document
+    from stoker.report.progress import Show
+
+    with Show(quiet=quiet) as progress:
+        machine = inspect(disk=disk, check_torch=True, progress=lambda what: progress.event(Progress(what=what)))
+    if json:
+        print_json(machine_document(machine))
+    else:
+        from stoker.report.console import show
+        from stoker.report.views.machine import machine_view
+
+        show(machine_view(machine))
