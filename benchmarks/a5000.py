@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from common import arguments, say, write
 
-from stoker.forecast.costs import Costs, FirstSends, Step, Table
-from stoker.forecast.loader import Load
+from stoker.forecast.costs import Costs, FirstSends, StepCosts, Table
+from stoker.forecast.loader import Amount
 from stoker.forecast.simulate import simulate
 from stoker.records import Setting
 
@@ -78,7 +78,7 @@ def costs_of(single: list[Run], *, fork_s: float, slow: float) -> Costs:
         init_s=0.0,
         stop_s=(0.0, 0.0),
         slowdown=Table((1.0, float(CORES)), (1.0, slow), True),
-        step=Step(),
+        step=StepCosts(),
         shares={},
     )
 
@@ -88,8 +88,8 @@ def predicted(costs: Costs, run: Run) -> tuple[float, float]:
     totals, firsts = [], []
     for seed in range(5):
         setting = Setting(batch_size=run.batch, num_workers=run.workers)
-        seen = simulate(costs, setting, Load(items=ITEMS), seed=seed)
-        totals.append(seen.moments_s[min(len(run.waits_s), len(seen.moments_s)) - 1])
+        seen = simulate(costs, setting, Amount(items=ITEMS), seed=seed)
+        totals.append(seen.step_ends_s[min(len(run.waits_s), len(seen.step_ends_s)) - 1])
         firsts.append(seen.first_batch_s)
     return median(totals), median(firsts)
 

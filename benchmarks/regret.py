@@ -43,16 +43,16 @@ from PIL import Image
 from stoker.analysis.interference import disturbed
 from stoker.errors import StokerError
 from stoker.events import ProbesReady
-from stoker.forecast.algebra import Timing, solve
+from stoker.forecast.algebra import solve
 from stoker.forecast.predictor import Predictor, with_pinning
 from stoker.forecast.probes import read, run_of
+from stoker.forecast.samples import item_bytes_of
 from stoker.measure.interference import machine_cpu_s
 from stoker.measure.malloc import ENVIRONMENT, can_keep_memory
 from stoker.measure.session import KEPT_ITEMS, Job, Script, run_script
-from stoker.records import Extent, Mode, Probes, Setting, Trial, WorkloadSpec
+from stoker.records import AlgebraTiming, Extent, Mode, Probes, Setting, Trial, WorkloadSpec
 from stoker.report.documents import to_json
-from stoker.tuning.candidates import bytes_of_an_item
-from stoker.tuning.contest import timing_of
+from stoker.tuning.planners import timing_of
 from stoker.tuning.tune import Plan, tune
 
 FIXED, DEFAULT = (128, 8), (128, 0)
@@ -388,7 +388,7 @@ def tuned(case: Case, source: WorkloadSpec, kept: Kept) -> None:
         predicted_s=plan.predicted.total_s if plan.predicted else None,
         measured_s=plan.measured.total_s if plan.measured else None,
         notes=list(plan.notes),
-        item_bytes=bytes_of_an_item(probes),
+        item_bytes=item_bytes_of(probes),
         memory_bytes=probes.machine.available_bytes,
         cores=probes.machine.usable_cores,
         cells=predictions(case, probes, case.cells),
@@ -455,7 +455,7 @@ def choices(case: Case, kept: Kept) -> dict[str, Cell | None]:
 def thesis_choice(case: Case, kept: Kept, plan: dict[str, Any]) -> Cell | None:
     rows = [row for row in kept.of(case, "grid") if row["workers"] == 0 and row["load_s"]]
     timings = [
-        Timing(batch_size=row["batch"], load_s=row["load_s"], compute_s=row["compute_s"])
+        AlgebraTiming(batch_size=row["batch"], load_s=row["load_s"], compute_s=row["compute_s"])
         for row in sorted(rows, key=lambda row: row["batch"])[:2]
     ]
     try:

@@ -219,7 +219,7 @@ def test_tune_keeps_within_the_memory_that_it_is_told() -> None:
     assert plan.batch_size <= most
     assert plan.measured is not None
     assert all(each.setting.batch_size <= most for each in plan.candidates)
-    assert any(each.bound == "device memory" for each in plan.ruled_out), plan.ruled_out
+    assert any(each.bound == "device_memory" for each in plan.ruled_out), plan.ruled_out
 
 
 def test_updates_are_as_few_as_the_effective_batch_has_them() -> None:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from stoker.forecast.costs import Table
-from stoker.forecast.fit import Level, fit, rising
-from stoker.forecast.items import drift
-from stoker.forecast.loader import Load
+from stoker.forecast.fit import Level, fit, isotonic
+from stoker.forecast.loader import Amount
 from stoker.forecast.predictor import Predictor
+from stoker.forecast.samples import drift
 from stoker.forecast.simulate import simulate
 from stoker.records import Facts, Kind, Probes, Run, Setting, Subject
 
@@ -51,19 +51,27 @@ def run(workers: int, item_s: float, *, batch: int = 4, batches: int = 12, kind:
 def probes(*runs: Run, cores: float = 8) -> Probes:
     facts = Facts(
         usable_cores=cores,
-        memory_bytes=1,
         available_bytes=1,
         shm_free_bytes=None,
         open_files=1024,
-        gpu_memory_bytes=None,
     )
     subject = Subject(name="made", model="none", data="made", mode="infer", device="cuda:0", items=100, parameters=0)
     return Probes(subject=subject, machine=facts, setting=Setting(), runs=runs)
 
 
+def eight_cores() -> Probes:
+    """Items of 1 ms, no step; eight cores and 16 GiB."""
+    found = probes(run(0, 0.001), run(1, 0.001), run(4, 0.001), cores=8)
+    return msgspec.structs.replace(
+        found,
+        machine=msgspec.structs.replace(found.machine, available_bytes=2**34),
+        subject=msgspec.structs.replace(found.subject, device="sleep:0ms", items=1000),
+    )
+
+
 def test_values_that_fall_are_counted_together() -> None:
-    assert rising([Level(1.0, 3), Level(0.9, 9), Level(1.2, 4)]) == pytest.approx([0.925, 0.925, 1.2])
-    assert rising([Level(1.0, 1), Level(1.1, 1)]) == [1.0, 1.1]
+    assert isotonic([Level(1.0, 3), Level(0.9, 9), Level(1.2, 4)]) == pytest.approx([0.925, 0.925, 1.2])
+    assert isotonic([Level(1.0, 1), Level(1.1, 1)]) == [1.0, 1.1]
 
 
 def test_a_core_is_not_faster_because_others_are_busy() -> None:
@@ -272,5 +280,5 @@ def test_the_first_step_on_the_cpu_takes_longer_and_is_counted_once() -> None:
     for workers in (0, 1):
         setting = Setting(batch_size=4, num_workers=workers)
         for epochs in (1, 3):
-            longer, usual = (simulate(each, setting, Load(items=32, epochs=epochs)).total_s for each in (costs, bare))
+            longer, usual = (simulate(each, setting, Amount(items=32, epochs=epochs)).total_s for each in (costs, bare))
             assert longer - usual == pytest.approx(0.080, abs=0.02)

@@ -150,7 +150,7 @@ def test_what_ifs_change_the_answer(probes: Probes) -> None:
 
 
 def test_the_landscape_covers_what_was_probed(probes: Probes) -> None:
-    cells = landscape(Predictor(probes), probes, 100)
+    cells = landscape(Predictor(probes), 100)
     assert {cell.setting.batch_size for cell in cells} == {2, 4, 8}
     assert {0, 1, 2} <= {cell.setting.num_workers for cell in cells}
 
@@ -177,7 +177,7 @@ def test_little_shared_memory_bounds_what_is_probed(room: int, monkeypatch: pyte
     def little(machine: Any) -> Any:
         return msgspec.structs.replace(facts_of(machine), shm_free_bytes=room)
 
-    monkeypatch.setattr("stoker.forecast.probe.facts_of", little)
+    monkeypatch.setattr("stoker.forecast.runner.facts_of", little)
     found = probe(f"{HERE}:plain", batch_sizes=(4, 32), mode="infer", device="sleep:1ms", budget_s=2)
     item = max(run.bytes[0] / run.items[0] for run in found.runs)
     assert all(run.batch_size * item * 4 <= room for run in found.runs if run.num_workers)
@@ -202,7 +202,7 @@ def test_a_size_beyond_the_usual_is_probed_where_it_fits(name: str, budget_s: fl
 
     def talk() -> Script[Probes | None]:
         at_work = prober(Setting(), [2, 4], budget_s=0.5)
-        known.append((yield from at_work.talk()))
+        known.append((yield from at_work.script()))
         return (yield from at_work.further(32, budget_s))
 
     source = f"{HERE}:{'plain' if name == 'plain' else 'out_of_memory_above_16'}"

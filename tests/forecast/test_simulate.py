@@ -10,10 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import InputError
-from stoker.forecast.costs import Costs, FirstSends, Step, Table, faster, slowed
-from stoker.forecast.driver import Driver
-from stoker.forecast.loader import Load
-from stoker.forecast.simulate import simulate
+from stoker.forecast.cores import PinnedMemory
+from stoker.forecast.costs import Costs, FirstSends, StepCosts, Table, faster, slowed
+from stoker.forecast.loader import Amount
+from stoker.forecast.simulate import SimulationRules, simulate
 from stoker.records import Setting
 
 
@@ -22,7 +22,7 @@ def costs(
     item_s: float = 0.003,
     spread: tuple[float, ...] = (1.0,),
     cores: float = 4,
-    step: Step | None = None,
+    step: StepCosts | None = None,
     slow: float = 1.0,
     overhead_s: float = 0.0,
     waiting: float = 0.0,
@@ -56,19 +56,19 @@ def costs(
         init_s=overhead_s,
         stop_s=(overhead_s, overhead_s),
         slowdown=Table((1.0, max(2.0, cores)), (1.0, slow), True),
-        step=step or Step(),
+        step=step or StepCosts(),
         shares={"decode": 0.75, "read": 0.25},
     )
 
 
-def sleeping(seconds: float) -> Step:
-    return Step(host_s=Table((1.0,), (seconds,), True))
+def sleeping(seconds: float) -> StepCosts:
+    return StepCosts(host_s=Table((1.0,), (seconds,), True))
 
 
 def total(found: Costs, batch: int, workers: int, items: int = 64, seed: int = 0, **options: Any) -> float:
-    load = {name: options.pop(name) for name in ("epochs", "drop_last") if name in options}
+    epochs = options.pop("epochs", 1)
     setting = Setting(batch_size=batch, num_workers=workers, **options)
-    return simulate(found, setting, Load(items=items, **load), seed=seed).total_s
+    return simulate(found, setting, Amount(items=items, epochs=epochs), seed=seed).total_s
 
 
 def test_without_workers_it_is_load_plus_step() -> None:
@@ -90,7 +90,7 @@ def test_workers_load_side_by_side_up_to_the_cores() -> None:
 
 
 def test_the_first_batch_takes_as_long_as_one_worker_takes_for_it() -> None:
-    seen = simulate(costs(item_s=0.01), Setting(batch_size=16, num_workers=4), Load(items=64))
+    seen = simulate(costs(item_s=0.01), Setting(batch_size=16, num_workers=4), Amount(items=64))
     assert seen.first_batch_s == pytest.approx(0.16)
 
 
@@ -112,7 +112,7 @@ def test_what_was_probed_may_have_been_lucky() -> None:
 
 
 def test_a_gpu_works_while_the_host_goes_on() -> None:
-    step = Step(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.02,), True), asynchronous=True)
+    step = StepCosts(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.02,), True), asynchronous=True)
     # Eight loads of 16 ms and launches; the device needs 20 ms each and is never waited for until the end.
     assert total(costs(item_s=0.002, step=step), 8, 0) == pytest.approx(0.016 + 0.001 + 8 * 0.02)
     blocked = replace(step, ahead=1)
@@ -120,7 +120,7 @@ def test_a_gpu_works_while_the_host_goes_on() -> None:
 
 
 def test_a_step_on_the_cpu_takes_cores_from_the_workers() -> None:
-    step = Step(host_s=Table((1.0,), (0.05,), True), threads=2, crowded=2.0)
+    step = StepCosts(host_s=Table((1.0,), (0.05,), True), threads=2, crowded=2.0)
     shared = total(costs(item_s=0.005, cores=2, step=step), 8, 2)
     alone = total(costs(item_s=0.005, cores=2, step=sleeping(0.05)), 8, 2)
     assert shared > alone
@@ -134,9 +134,11 @@ def test_epochs_start_workers_again_unless_they_persist() -> None:
     assert kept < fresh
 
 
-def test_a_short_last_batch_counts_unless_dropped() -> None:
-    assert Load(items=10).sizes(4) == [4, 4, 2]
-    assert Load(items=10, drop_last=True).sizes(4) == [4, 4]
+def test_a_short_last_batch_counts() -> None:
+    assert Amount(items=10).sizes(4) == [4, 4, 2]
+    assert Amount(items=21).sizes(8) == [8, 8, 5]
+    assert Amount(items=21).sizes(8, 2) == [8, 5]
+    assert (Amount(items=21).batches(8), Amount(items=21).last(8)) == (3, 5)
 
 
 def test_pinning_costs_a_thread_of_its_own() -> None:
@@ -162,7 +164,7 @@ def test_a_slow_first_send_puts_the_first_batch_behind_those_of_all_workers() ->
 
     def first(found: Costs, items: int) -> float:
         setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
-        return simulate(found, setting, Load(items=items)).first_batch_s
+        return simulate(found, setting, Amount(items=items)).first_batch_s
 
     assert first(pinned, 640) == pytest.approx(0.008 + 0.05)
     assert first(late, 640) >= 0.008 + 8 * 0.05, "it waits until all that came before it are pinned"
@@ -192,7 +194,7 @@ def test_who_is_late_differs_from_run_to_run_as_it_did_in_the_probes() -> None:
     pinned = replace(costs(item_s=0.001, cores=16), pin_s=Table((1.0,), (0.05,), True))
     seen = replace(pinned, first_sends=FirstSends(seen=(0.0, 0.03)))
     setting = Setting(batch_size=8, num_workers=8, pin_memory=True)
-    firsts = {round(simulate(seen, setting, Load(items=640), seed=seed).first_batch_s, 2) for seed in range(20)}
+    firsts = {round(simulate(seen, setting, Amount(items=640), seed=seed).first_batch_s, 2) for seed in range(20)}
     assert min(firsts) == 0.06, "first in the queue"
     assert max(firsts) > 0.4, "behind all others"
 
@@ -208,21 +210,23 @@ def test_one_more_busy_core_never_brings_less_work(slow: float, busy: float) -> 
 
 
 def test_pinned_memory_is_free_again_when_the_device_is_done_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Driver] = []
-    really = Driver._made
+    made: list[PinnedMemory] = []
+    really = PinnedMemory._made
 
-    def counted(driver: Driver, then: Any) -> None:
-        made.append(driver)
-        really(driver, then)
+    def counted(memory: PinnedMemory, then: Any) -> None:
+        made.append(memory)
+        really(memory, then)
 
-    monkeypatch.setattr(Driver, "_made", counted)
+    monkeypatch.setattr(PinnedMemory, "_made", counted)
 
     def blocks(device_s: float) -> int:
         made.clear()
-        step = Step(host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True)
+        step = StepCosts(
+            host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True
+        )
         quick, slow = (Table((1.0,), (seconds,), True) for seconds in (0.0001, 0.1))
         found = replace(costs(item_s=0.001, step=step), pin_s=quick, pin_anew_s=slow)
-        simulate(found, Setting(batch_size=8, num_workers=1, pin_memory=True), Load(items=160))
+        simulate(found, Setting(batch_size=8, num_workers=1, pin_memory=True), Amount(items=160))
         return len(made)
 
     assert blocks(0.001) < 4, "a few go round"
@@ -230,25 +234,25 @@ def test_pinned_memory_is_free_again_when_the_device_is_done_with_it(monkeypatch
 
 
 def test_nothing_is_launched_while_pinned_memory_is_made() -> None:
-    step = Step(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.002,), True), asynchronous=True)
+    step = StepCosts(host_s=Table((1.0,), (0.001,), True), device_s=Table((1.0,), (0.002,), True), asynchronous=True)
     found = replace(costs(item_s=0.001, step=step), pin_s=Table((1.0,), (0.001,), True))
     slow = replace(found, pin_anew_s=Table((1.0,), (0.2,), True))
     setting = Setting(batch_size=8, num_workers=2, pin_memory=True)
-    seen = simulate(slow, setting, Load(items=32))
+    seen = simulate(slow, setting, Amount(items=32))
     assert seen.first_batch_s == pytest.approx(0.008 + 0.2 + 0.001, rel=0.05)
-    assert seen.moments_s[0] > seen.first_batch_s + 0.15, "the second batch's memory is made meanwhile"
+    assert seen.step_ends_s[0] > seen.first_batch_s + 0.15, "the second batch's memory is made meanwhile"
 
 
 def test_what_pinned_memory_is_made_meanwhile_holds_up_a_step_of_many_launches() -> None:
-    step = Step(host_s=Table((1.0,), (0.05,), True), device_s=Table((1.0,), (0.001,), True), asynchronous=True)
+    step = StepCosts(host_s=Table((1.0,), (0.05,), True), device_s=Table((1.0,), (0.001,), True), asynchronous=True)
     found = replace(costs(item_s=0.001, step=step), pin_s=Table((1.0,), (0.001,), True))
     setting = Setting(batch_size=8, num_workers=1, pin_memory=True)
     quick, slow = (
-        simulate(replace(found, pin_anew_s=Table((1.0,), (seconds,), True)), setting, Load(items=16))
+        simulate(replace(found, pin_anew_s=Table((1.0,), (seconds,), True)), setting, Amount(items=16))
         for seconds in (0.0, 0.02)
     )
-    assert quick.moments_s[0] - quick.first_batch_s == pytest.approx(0.05 + 0.001)
-    assert slow.moments_s[0] - quick.moments_s[0] == pytest.approx(2 * 0.02), "its own, and the second's in its middle"
+    assert quick.step_ends_s[0] - quick.first_batch_s == pytest.approx(0.05 + 0.001)
+    assert slow.step_ends_s[0] - quick.step_ends_s[0] == pytest.approx(2 * 0.02), "its own, and the second's"
 
 
 def test_uneven_cores_scatter_what_batches_take() -> None:
@@ -266,7 +270,7 @@ def test_uneven_cores_scatter_what_batches_take() -> None:
 def test_a_long_run_is_continued_at_the_steady_rate(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     found = costs(item_s=0.002, spread=(0.5, 1.0, 1.5), step=sleeping(0.01), overhead_s=0.0002)
     continued = total(found, 8, workers, items=12_003)
-    monkeypatch.setattr("stoker.forecast.simulate._MOST_BATCHES", 10_000)
+    monkeypatch.setattr("stoker.forecast.simulate.RULES", SimulationRules(batches=10_000))
     assert continued == pytest.approx(total(found, 8, workers, items=12_003), rel=0.03)
 
 
@@ -312,8 +316,8 @@ def test_never_faster_than_the_work_allows(
     parts: dict[str, Any], size: int, count: int, ahead: int, items: int
 ) -> None:
     found = costs(**parts)
-    load = Load(items=items)
-    seen = simulate(found, Setting(batch_size=size, num_workers=count, prefetch_factor=ahead), load)
+    amount = Amount(items=items)
+    seen = simulate(found, Setting(batch_size=size, num_workers=count, prefetch_factor=ahead), amount)
     batches = math.ceil(items / size)
     least = found.spread.min() * found.worker_item_s.at(1)
     step = found.step.host_s.at(1)
@@ -329,10 +333,12 @@ def test_never_faster_than_the_work_allows(
 def test_never_faster_than_the_device_however_far_the_host_is_ahead(
     size: int, count: int, pinned: bool, items: int, device_s: float, epochs: int
 ) -> None:
-    step = Step(host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True)
+    step = StepCosts(
+        host_s=Table((1.0,), (0.0001,), True), device_s=Table((1.0,), (device_s,), True), asynchronous=True
+    )
     found = costs(item_s=0.00001, step=step)
     setting = Setting(batch_size=size, num_workers=count, pin_memory=pinned)
-    seen = simulate(found, setting, Load(items=items, epochs=epochs))
+    seen = simulate(found, setting, Amount(items=items, epochs=epochs))
     batches = epochs * math.ceil(items / size)
     assert seen.total_s >= batches * device_s * (1 - 1e-6)
     assert seen.total_s <= batches * device_s + items * epochs * 0.0001 + batches * 0.001 + 0.1 * (1 + count), (
@@ -401,6 +407,6 @@ def test_every_kind_of_loader_comes_to_an_end(
         persistent_workers=pinned,
         in_order=ordered,
     )
-    seen = simulate(found, setting, Load(items=items, epochs=epochs))
+    seen = simulate(found, setting, Amount(items=items, epochs=epochs))
     assert math.isfinite(seen.total_s)
-    assert len(seen.moments_s) == math.ceil(items / size)
+    assert len(seen.step_ends_s) == math.ceil(items / size)

@@ -1,12 +1,14 @@
 """Each hint on a fabricated machine that deserves it, and on one that does not."""
 
+import subprocess
+import sys
 from typing import Any
 
 import msgspec
 import pytest
 
-from stoker.machine.hints import USUAL_SHM_BYTES, hints
-from stoker.records import Cpu, Cuda, Gpu, GpuProcess, Hint, Host, Machine, Software, Throttling
+from stoker.machine.hints import LOADER_FILES, USUAL_SHM_BYTES, hints
+from stoker.records import Cpu, Cuda, Gpu, GpuProcess, Hint, Host, Machine, Setting, Software, Throttling
 
 GIB, MIB = 2**30, 2**20
 ORDINARY = Machine(
@@ -152,19 +154,35 @@ def test_no_shared_memory_matters_on_linux_alone() -> None:
 
 
 def test_too_few_open_files_for_the_workers_there_is_room_for() -> None:
-    hint = only(with_host(open_files_soft=256))
-    assert hint.what.startswith("a process may open 256 files; a loader with 16 workers can need 384")
+    hint = only(with_host(open_files_soft=128))
+    assert hint.what.startswith("a process may open 128 files; a loader with 16 workers can need 228")
     assert hint.remedy == "ulimit -n 65536"
 
 
 def test_a_hard_limit_needs_someone_else() -> None:
-    assert only(with_host(open_files_soft=256, open_files_hard=300)).remedy.startswith("raise the hard limit")
-    assert only(with_host(open_files_soft=256, open_files_hard=4096)).remedy == "ulimit -n 4096"
+    assert only(with_host(open_files_soft=128, open_files_hard=200)).remedy.startswith("raise the hard limit")
+    assert only(with_host(open_files_soft=128, open_files_hard=4096)).remedy == "ulimit -n 4096"
 
 
 def test_the_usual_open_files_are_few_only_for_many_workers() -> None:
     assert found(with_cpu(logical=64, affinity=64, usable=64.0)) == ()
-    assert "can need 1280" in only(with_cpu(logical=128, affinity=128, usable=128.0)).what
+    assert "can need 1348" in only(with_cpu(logical=128, affinity=128, usable=128.0)).what
+
+
+def test_a_loader_opens_no_more_files_than_counted() -> None:
+    done = subprocess.run([sys.executable, "-c", OPEN_FILES], capture_output=True, text=True, check=True)
+    before, most = map(int, done.stdout.split())
+    assert 4 < most - before <= LOADER_FILES.needed(Setting(num_workers=4)) - LOADER_FILES.beside
+    assert LOADER_FILES.needed(Setting(num_workers=0)) == 0
+
+
+OPEN_FILES = """
+import os, torch
+from torch.utils.data import DataLoader, TensorDataset
+count = lambda: len(os.listdir("/proc/self/fd"))
+before, data = count(), TensorDataset(torch.zeros(400, 8), torch.zeros(400))
+print(before, max(count() for batch in DataLoader(data, batch_size=8, num_workers=4)))
+"""
 
 
 OTHER = GpuProcess(pid=77, name="python", used_bytes=10 * GIB)

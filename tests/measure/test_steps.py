@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import stoker
-from stoker.forecast.costs import Step, Table
+from stoker.forecast.costs import StepCosts, Table
 from stoker.measure.steps import ModelStep
 from stoker.records import OWN_UPDATES, Extent, Setting
 from stoker.workload.workload import Workload
@@ -80,17 +80,19 @@ def test_a_profile_says_where_batches_cannot_be_gathered() -> None:
     setting, extent = Setting(batch_size=8, accumulate=2), Extent(batches=2, warmup=0)
     own = stoker.profile(f"{HERE}:updates_itself", setting, extent, device="cpu", mode="train")
     assert OWN_UPDATES in own.notes
+    assert own.updates_itself
     nothing = stoker.profile(f"{HERE}:plain", setting, extent, device="cpu", mode="infer")
     assert any("inference has none" in note for note in nothing.notes)
     many = Setting(batch_size=8, accumulate=4)
     few = stoker.profile(f"{HERE}:plain", many, extent, device="cpu", mode="train")
     assert any("none was made" in note for note in few.notes)
+    assert not few.updates_itself
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_batch_is_told_its_share_of_the_update(asynchronous: bool) -> None:
     whole, update = Table((8.0, 64.0), (0.010, 0.030)), Table((8.0, 64.0), (0.004, 0.004), True)
-    step = Step(host_s=whole, device_s=whole, update_s=update, asynchronous=asynchronous)
+    step = StepCosts(host_s=whole, device_s=whole, update_s=update, asynchronous=asynchronous)
     gathered = step.accumulating(4)
     changed, kept = (gathered.device_s, gathered.host_s) if asynchronous else (gathered.host_s, gathered.device_s)
     assert [changed.at(size) for size in (8, 64)] == pytest.approx([0.007, 0.027])

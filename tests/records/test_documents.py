@@ -37,6 +37,7 @@ from stoker.records import (
     Trial,
     Verdict,
     WorkloadSpec,
+    encode,
     parse,
     read,
 )
@@ -85,7 +86,7 @@ RUN = Run(
 )
 PROBES = Probes(
     subject=SUBJECT,
-    machine=Facts(usable_cores=2.0, memory_bytes=1, available_bytes=1, shm_free_bytes=None, open_files=1024),
+    machine=Facts(usable_cores=2.0, available_bytes=1, shm_free_bytes=None, open_files=1024),
     setting=Setting(),
     runs=(RUN,),
 )
@@ -193,6 +194,15 @@ def test_what_is_not_ours_is_refused_in_one_sentence(data: bytes, words: str, tm
     path.write_bytes(data)
     with pytest.raises(InputError, match=words):
         read(path)
+
+
+def test_a_plan_from_before_bounds_were_codes_is_read() -> None:
+    row = {"batch_size": 8, "num_workers": 9, "bound": "CPUs", "sentence": "9 workers only take turns"}
+    plan = parse(encode({**msgspec.to_builtins(PLAN), "planner": "thesis", "ruled_out": [row]}))
+    assert isinstance(plan, Plan)
+    assert (plan.planner, plan.ruled_out[0].bound) == ("algebra", "cpus")
+    with pytest.raises(InputError, match="this plan cannot be read"):
+        parse(encode({**msgspec.to_builtins(PLAN), "ruled_out": [{**row, "bound": "luck"}]}))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tuning real workloads, constraints on numbers, and every odd thing that people give it."""
+"""Tuning real workloads, and odd ones."""
 
 import json
 import math
@@ -10,116 +10,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, SequentialSampler
 
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
-from stoker.forecast.constraints import bounds_of, ruled_out
-from stoker.records import Facts
-from stoker.tuning.candidates import Request, parse_current
 from stoker.tuning.contest import standings
 from stoker.tuning.remedies import advise
+from stoker.tuning.request import TuneRequest
 from stoker.tuning.tune import Plan, tune
 from tests.commands import apart, here
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 ODD = Path(__file__).parents[1] / "workloads" / "odd.py"
-FACTS = Facts(
-    usable_cores=4,
-    memory_bytes=8 * 2**30,
-    available_bytes=4 * 2**30,
-    shm_free_bytes=64 * 2**20,
-    open_files=1024,
-)
-
-
-# ---------------------------------------------------------------- constraints
-
-
-@pytest.mark.parametrize(
-    ("setting", "item_bytes", "bound"),
-    [
-        (Setting(batch_size=16, num_workers=2), 600_000, None),
-        (Setting(batch_size=64, num_workers=2), 600_000, "/dev/shm"),
-        (Setting(batch_size=64, num_workers=0), 600_000, None),
-        (Setting(batch_size=256, num_workers=0), 10**7, "host memory"),
-        (Setting(batch_size=300, num_workers=0), 1, "device memory"),
-        (Setting(batch_size=8, num_workers=5), 1, "CPUs"),
-        (Setting(batch_size=1, num_workers=4, prefetch_factor=200), 1, "file descriptors"),
-    ],
-)
-def test_each_bound_is_named(setting: Setting, item_bytes: int, bound: str | None) -> None:
-    found = ruled_out(setting, item_bytes, bounds_of(FACTS, max_batch=256))
-    assert (found.bound if found else None) == bound
-
-
-def test_gradients_that_are_kept_for_the_next_batch_take_room() -> None:
-    bounds = bounds_of(FACTS, max_batch=256, kept_items=10)
-    assert ruled_out(Setting(batch_size=256), 1, bounds) is None
-    assert ruled_out(Setting(batch_size=246, accumulate=2), 1, bounds) is None
-    found = ruled_out(Setting(batch_size=247, accumulate=2), 1, bounds)
-    assert found is not None
-    assert "246 where gradients are kept" in found.sentence
-
-
-def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:
-    bounds = bounds_of(FACTS, waiting_share=0.75)
-    assert ruled_out(Setting(batch_size=1, num_workers=16), 1, bounds) is None
-    assert ruled_out(Setting(batch_size=1, num_workers=17), 1, bounds) is not None
-
-
-@given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 8), st.integers(1, 10**7))
-def test_what_is_allowed_fits_into_shared_memory(batch: int, workers: int, prefetch: int, item: int) -> None:
-    setting = Setting(batch_size=batch, num_workers=workers, prefetch_factor=prefetch)
-    if ruled_out(setting, item, bounds_of(FACTS)) is None:
-        assert setting.in_flight_batches * batch * item <= 64 * 2**20
-
-
-# ---------------------------------------------------------------- what a person may ask for
-
-
-@given(st.integers(1, 4096), st.sampled_from([1, 2, 4, 8]))
-def test_the_effective_batch_is_exactly_what_was_asked_for(share: int, gpus: int) -> None:
-    wish = Request(global_batch=share * gpus, gpus=gpus)
-    for size in wish.batch_sizes(512, None):
-        assert size * wish.accumulation(size) * gpus == share * gpus
-
-
-def test_a_global_batch_that_nothing_divides_is_refused() -> None:
-    with pytest.raises(InputError, match="cannot be split evenly over 2 GPUs"):
-        Request(global_batch=257, gpus=2)
-    with pytest.raises(InputError, match="does not divide 100"):
-        Request(global_batch=100, batch_size=64)
-    assert Request(global_batch=257).batch_sizes(128, None) == [1]
-
-
-def test_batch_sizes_stay_within_what_was_asked() -> None:
-    assert Request(batch_size=48).batch_sizes(None, None) == [48]
-    assert Request(max_batch=100).batch_sizes(None, None) == [8, 16, 32, 64, 100]
-    assert Request().batch_sizes(40, None) == [8, 16, 32]
-    assert Request().batch_sizes(None, 3) == [1, 2, 3]
-    assert Request().batch_sizes(5, None) == [1, 2, 4, 5]
-    assert 48 in Request(current=Setting(batch_size=48)).batch_sizes(None, None)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "batch", "batch=x", "batch=1;workers=2", "bacth=4", "workers=4", "batch=²,workers=1"]
-)
-def test_a_current_setting_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="batch=64,workers=4"):
-        parse_current(text)
-
-
-def test_the_current_setting_is_read() -> None:
-    assert parse_current("batch=64, workers=4") == Setting(batch_size=64, num_workers=4)
-
-
-# ---------------------------------------------------------------- tuning
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +108,11 @@ def test_a_profile_says_what_would_help() -> None:
     found = advise(trial)
     assert any("workers 0 →" in remedy.change for remedy in found)
     assert all(math.isfinite(remedy.after_s) for remedy in found)
+    [workers] = [remedy for remedy in found if remedy.change.startswith("workers")]
+    assert workers.change.startswith(f"workers 0 → {workers.changes['num_workers']}")
+    for remedy in found:
+        msgspec.structs.replace(trial.setting, **remedy.changes)
+    assert [remedy.changes for remedy in found if "twice as fast" in remedy.change].count({}) > 0
 
 
 def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,18 +135,35 @@ def test_the_batch_can_be_fixed_and_the_effective_batch_kept() -> None:
     assert found.batch_size * found.accumulate * found.gpus == 16
 
 
-def test_the_thesis_planner_takes_the_largest_batch() -> None:
-    found = tune(f"{HERE}:plain", max_batch=16, device="sleep:5ms", mode="infer", budget_s=3, planner="thesis")
-    assert found.batch_size == 16
-    assert found.num_workers == 1
-
-
-def test_the_thesis_planner_runs_the_current_setting_and_says_what_it_takes_for_granted() -> None:
+def test_the_algebra_takes_the_largest_batch_and_shows_its_equations() -> None:
     options: dict[str, Any] = {"max_batch": 16, "device": "sleep:5ms", "mode": "infer", "budget_s": 3}
-    found = tune(f"{HERE}:plain", planner="thesis", current="batch=8,workers=0", **options)
-    assert found.batch_size == 16
+    found = tune(f"{HERE}:plain", planner="algebra", current="batch=8,workers=0", **options)
+    assert (found.planner, found.batch_size, found.num_workers) == ("algebra", 16, 1)
     assert found.gain is not None
-    assert any("t_d / t_g" in note and "at batch 8" in note for note in found.notes)
+    answer = found.algebra
+    assert answer is not None
+    assert (answer.batch_size, answer.num_workers, answer.bound_by) == (16, 1, "max_batch")
+    assert [timing.batch_size for timing in answer.timings] == [8, 16]
+    shown = " ".join(note for note in found.notes if note.startswith("algebra: "))
+    assert "t_d / t_g" in shown
+    assert "at batch 8" in shown
+    assert all(equation in shown for equation in ("(4.10)", "(4.14)", "(4.16)", "(4.17)"))
+
+
+def test_the_algebra_may_go_by_its_old_name() -> None:
+    found = tune(f"{HERE}:plain", max_batch=16, device="sleep:5ms", mode="infer", budget_s=3, planner="thesis")
+    assert found.planner == "algebra"
+
+
+def test_the_algebra_keeps_the_effective_batch() -> None:
+    options: dict[str, Any] = {"max_batch": 40, "device": "sleep:5ms", "mode": "infer", "budget_s": 3}
+    request = TuneRequest(global_batch=96, planner="algebra", **options)
+    found = tune(f"{HERE}:plain", request)
+    assert (found.batch_size, found.accumulate) == (32, 3)
+    assert found.predicted is not None
+    assert found.predicted.setting.batch_size == 32
+    with pytest.raises(InputError, match="not both"):
+        tune(f"{HERE}:plain", request, max_batch=8)
 
 
 def test_a_batch_sampler_leaves_only_the_workers_to_choose() -> None:
@@ -244,14 +172,6 @@ def test_a_batch_sampler_leaves_only_the_workers_to_choose() -> None:
     assert found.line.startswith("DataLoader(dataset, batch_sampler=batch_sampler, num_workers=")
     assert found.current is not None
     assert any("batch_sampler sets its batches" in note for note in found.notes)
-
-
-def test_the_thesis_planner_keeps_the_effective_batch() -> None:
-    options: dict[str, Any] = {"max_batch": 40, "device": "sleep:5ms", "mode": "infer", "budget_s": 3}
-    found = tune(f"{HERE}:plain", global_batch=96, planner="thesis", **options)
-    assert (found.batch_size, found.accumulate) == (32, 3)
-    assert found.predicted is not None
-    assert found.predicted.setting.batch_size == 32
 
 
 def test_the_gpu_that_is_tuned_for_is_the_one_whose_memory_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,6 +251,7 @@ def test_a_step_that_never_runs_is_one_sentence(name: str, words: str) -> None:
         ({"items": 0}, "items must be at least 1"),
         ({"mode": "guess"}, "no such mode"),
         ({"planner": "guess"}, "no such planner"),
+        ({"itms": 8}, "no such option: 'itms'; choose from items, epochs"),
     ],
 )
 def test_wrong_values_are_one_sentence(options: dict[str, Any], words: str) -> None:
@@ -394,6 +315,7 @@ def test_probe_predict_and_grid_as_commands(tmp_path: Path) -> None:
         (("tune", f"{HERE}:plain", "--budget", "soon"), "is not a time"),
         (("tune", f"{HERE}:plain", "--current", "64/4"), "batch=64,workers=4"),
         (("tune", f"{HERE}:plain", "--global-batch", "257", "--gpus", "2"), "cannot be split"),
+        (("tune", f"{HERE}:plain", "--planner", "thesis", "--budget", "0s"), "the budget must be above 0 s"),
         (("probe", f"{HERE}:plain", "-o", "p.json", "--batch-sizes", "a"), "8,32,128"),
     ],
 )
@@ -402,3 +324,9 @@ def test_a_wrong_command_is_one_sentence(arguments: tuple[str, ...], words: str)
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_planner_is_a_usage_error() -> None:
+    done = here("tune", f"{HERE}:plain", "--planner", "guess")
+    assert done.returncode == 2
+    assert "'guess' is not one of 'simulate', 'algebra', 'grid'" in done.stderr

@@ -44,7 +44,7 @@ def predict(
     predictor = Predictor(found, cores=cores, faster_stages=parse_faster(faster or []))
     count = items_of(found) if items is None else items
     if grid:
-        cells = landscape(predictor, found, count, epochs=epochs)
+        cells = landscape(predictor, count, epochs=epochs)
         print_json(cells) if json else show(prediction.grid_view(cells, found))
         return
     if batch_size is None or workers is None:

@@ -19,6 +19,15 @@ from stoker.cli.options import (
 from stoker.errors import Interrupted, StokerError
 
 
+def planner_name(name: str) -> str:
+    """The planner's present name. Raises a usage error for an unknown one."""
+    names = ("simulate", "algebra", "grid")
+    name = "algebra" if name == "thesis" else name
+    if name not in names:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(map(repr, names))}.")
+    return name
+
+
 @app.command()
 def tune(
     workload: WorkloadArg,
@@ -43,7 +52,9 @@ def tune(
     device: DeviceOption = "auto",
     precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
     budget: Annotated[str, typer.Option(help="How long tuning may take, about.")] = "60s",
-    planner: Annotated[Literal["simulate", "thesis", "grid"], typer.Option(help="How to choose.")] = "simulate",
+    planner: Annotated[
+        str, typer.Option(metavar="[simulate|algebra|grid]", callback=planner_name, help="How to choose.")
+    ] = "simulate",
     json: JsonOption = False,
     save: SaveOption = None,
     quiet: QuietOption = False,
@@ -54,6 +65,7 @@ def tune(
     from stoker.report import documents
     from stoker.report.progress import Show
     from stoker.report.views.plan import plan_view
+    from stoker.tuning.request import TuneRequest
     from stoker.tuning.tune import tune as choose
     from stoker.units import parse_bytes, parse_seconds
 
@@ -75,8 +87,7 @@ def tune(
             progress.event(event)
 
         try:
-            plan = choose(
-                WorkloadSpec(spec=workload, data=data, items=None if ":" in workload else items),
+            request = TuneRequest.of(
                 items=items,
                 epochs=epochs,
                 throughput=throughput,
@@ -92,8 +103,9 @@ def tune(
                 precision=precision,
                 budget_s=parse_seconds(budget),
                 planner=planner,
-                on_event=follow,
             )
+            spec = WorkloadSpec(spec=workload, data=data, items=None if ":" in workload else items)
+            plan = choose(spec, request, on_event=follow)
         except (StokerError, Interrupted) as error:
             if save is not None and (runs or trials):
                 interrupted = isinstance(error, Interrupted)

@@ -1,53 +1,42 @@
-"""The algebra of the thesis (4.10-4.17), as a planner to stand beside the simulation.
+"""The algebra of A. Tripathi's thesis (UT Austin, 2019; equations 4.10-4.17), to compare with the simulation.
 
-Maximise the batch B, subject to W·B·I < DRAM, t_d <= (t_g / N)·W and B <= B_m, then take the fewest workers W. Here t_d
-is the time to load a batch and t_g the time to compute it, both averaged over iterations with 0 workers; I is the size
-of one input and N counts the GPUs. The thesis takes t_d / t_g to be the same at every batch, and the larger of two
-measured ratios as the constraint; `ratio_spread` says how far apart the two were.
+Maximise the batch B, subject to W·B·I < DRAM (4.10), t_d <= (t_g / N)·W (4.17) and B <= B_m (4.16); then take the
+fewest workers W. Here t_d is the time to load a batch and t_g the time to compute it, both averaged over iterations
+with 0 workers; I is the size of one input and N counts the GPUs. The algebra takes t_d / t_g to be the same at every
+batch and uses the larger of two measured ratios; `ratio_spread` says how far apart the two were.
 """
 
 import math
+from collections.abc import Sequence
 
 from stoker.errors import InputError
-from stoker.records import Record
-
-ITERATIONS = 50
-"""Over how many iterations the thesis averages."""
+from stoker.records import AlgebraAnswer, AlgebraTiming, Record
 
 
-class Timing(Record, frozen=True):
-    """What a batch costs with 0 workers: loading it, and computing it on one GPU."""
+class AlgebraRules(Record, frozen=True):
+    """How the algebra measures."""
 
-    batch_size: int
-    load_s: float
-    compute_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.load_s / self.compute_s if self.compute_s > 0 else math.inf
+    iterations: int = 50
+    """Times are averages over this many iterations, as in the thesis."""
 
 
-class ThesisPlan(Record, frozen=True):
-    """The answer of the algebra, and the constraint that stopped it from growing."""
-
-    batch_size: int
-    num_workers: int
-    ratio: float
-    ratio_spread: float
-    bound_by: str
+RULES = AlgebraRules()
 
 
-def largest_ratio(timings: list[Timing]) -> float:
-    """The larger t_d / t_g of the batch sizes that were timed."""
+def largest_ratio(timings: Sequence[AlgebraTiming]) -> float:
+    """The larger t_d / t_g of the batch sizes that were timed. Raises InputError if there are none."""
     if not timings:
-        raise InputError("the thesis' planner needs the times of at least one batch size with 0 workers")
+        raise InputError("the algebra needs the times of at least one batch size with 0 workers")
     return max(timing.ratio for timing in timings)
 
 
-def ratio_spread(timings: list[Timing]) -> float:
-    """How far apart t_d / t_g lies over the batch sizes, relative to the least: 0 where the thesis' claim holds."""
+def ratio_spread(timings: Sequence[AlgebraTiming]) -> float | None:
+    """How far apart t_d / t_g is over the batch sizes, relative to the least: 0 where the algebra's assumption holds.
+
+    None if a ratio is 0 or infinite.
+    """
     ratios = [timing.ratio for timing in timings]
-    return max(ratios) / min(ratios) - 1 if min(ratios) > 0 and math.isfinite(max(ratios)) else math.inf
+    return max(ratios) / min(ratios) - 1 if min(ratios) > 0 and math.isfinite(max(ratios)) else None
 
 
 def workers_needed(ratio: float, *, gpus: int = 1) -> int:
@@ -64,24 +53,42 @@ def fits_memory(batch_size: int, num_workers: int, *, item_bytes: int, memory_by
     return num_workers * batch_size * item_bytes < memory_bytes
 
 
+def batch_for(num_workers: int, *, item_bytes: int, memory_bytes: int) -> int:
+    """The largest batch that memory allows with a given number of workers (4.14)."""
+    return max(0, math.ceil(memory_bytes / (num_workers * item_bytes)) - 1)
+
+
 def workers_for(batch_size: int, *, item_bytes: int, memory_bytes: int) -> int:
-    """The corollary: the most workers that memory allows at a given batch (4.14)."""
+    """The corollary (4.14): the most workers that memory allows at a given batch."""
     if batch_size < 1 or item_bytes < 1:
         raise InputError(f"a batch and an item must be at least 1, got {batch_size} and {item_bytes}")
     return max(0, math.ceil(memory_bytes / (batch_size * item_bytes)) - 1)
 
 
-def solve(timings: list[Timing], *, max_batch: int, item_bytes: int, memory_bytes: int, gpus: int = 1) -> ThesisPlan:
-    """The largest batch that meets all constraints, then the fewest workers."""
+def solve(
+    timings: Sequence[AlgebraTiming], *, max_batch: int, item_bytes: int, memory_bytes: int, gpus: int = 1
+) -> AlgebraAnswer:
+    """The largest batch that meets all constraints, then the fewest workers.
+
+    Raises InputError where the algebra has no answer: no timings, a step that takes no time, or too little memory.
+    """
     ratio = largest_ratio(timings)
     workers = workers_needed(ratio, gpus=gpus)
     if max_batch < 1:
         raise InputError(f"the largest batch must be at least 1, got {max_batch}")
-    by_memory = math.ceil(memory_bytes / (workers * max(1, item_bytes))) - 1
-    if by_memory < 1:
+    item_bytes = max(1, item_bytes)
+    if not fits_memory(1, workers, item_bytes=item_bytes, memory_bytes=memory_bytes):
         raise InputError(f"{workers} workers of one item each do not fit in {memory_bytes} bytes of memory")
-    batch = min(max_batch, by_memory)
-    bound = "the largest batch (4.16)" if batch == max_batch else "host memory (4.14)"
-    return ThesisPlan(
-        batch_size=batch, num_workers=workers, ratio=ratio, ratio_spread=ratio_spread(timings), bound_by=bound
+    fits = fits_memory(max_batch, workers, item_bytes=item_bytes, memory_bytes=memory_bytes)
+    batch = max_batch if fits else batch_for(workers, item_bytes=item_bytes, memory_bytes=memory_bytes)
+    return AlgebraAnswer(
+        batch_size=batch,
+        num_workers=workers,
+        ratio=ratio,
+        ratio_spread=ratio_spread(timings),
+        bound_by="max_batch" if fits else "host_memory",
+        most_workers=workers_for(batch, item_bytes=item_bytes, memory_bytes=memory_bytes),
+        item_bytes=item_bytes,
+        memory_bytes=memory_bytes,
+        timings=tuple(timings),
     )

@@ -1,18 +1,27 @@
-"""What the machine allows: a setting that would break it, or that it cannot serve, is ruled out, and the bound said."""
+"""What the machine allows. A setting that would break it, or that it cannot serve, is ruled out by a named bound."""
 
 import math
 
-from stoker.records import Facts, Record, RuledOut, Setting
+from stoker.machine.hints import LOADER_FILES
+from stoker.records import Bound, Facts, Record, RuledOut, Setting
 from stoker.units import format_bytes, format_workers
 
-_TENSORS_A_BATCH = 2
-"""Each tensor on its way through shared memory holds a file open: inputs and target, where nothing else is known."""
-_FILES_A_WORKER, _FILES_OF_OURS = 6, 64
+WORKER_COUNTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""The numbers of workers that are considered: every small one, then steps of a third to a half."""
+
+
+class ConstraintRules(Record, frozen=True):
+    """What is taken for granted about a machine."""
+
+    least_computing: float = 0.05
+    """At least this share of a worker's time counts as computing, so that the number of workers that pays is finite."""
+
+
+RULES = ConstraintRules()
 
 
 class Bounds(Record, frozen=True):
-    """The limits that a setting must keep. None is no limit. Where gradients are kept from one batch to the next, that
-    takes the device's memory of `kept_items`."""
+    """The limits of a machine. None means no limit."""
 
     usable_cores: float
     memory_bytes: int
@@ -20,6 +29,7 @@ class Bounds(Record, frozen=True):
     open_files: int
     max_batch: int | None = None
     kept_items: int = 0
+    """Gradients that are kept from one batch to the next take the device memory of this many items."""
     waiting_share: float = 0.0
 
 
@@ -32,8 +42,11 @@ def bounds_of(
     waiting_share: float = 0.0,
     gpus: int = 1,
 ) -> Bounds:
-    """The bounds of a machine; `host_memory_bytes` in place of what is free now. The loops of several GPUs share all
-    but the files that each may open."""
+    """The bounds of one training process on a machine.
+
+    `host_memory_bytes` replaces what is free now. The processes of several GPUs share everything but open files, which
+    are limited for each process.
+    """
     return Bounds(
         usable_cores=facts.usable_cores / gpus,
         memory_bytes=(facts.available_bytes if host_memory_bytes is None else host_memory_bytes) // gpus,
@@ -47,14 +60,15 @@ def bounds_of(
 
 def ruled_out(setting: Setting, item_bytes: float, bounds: Bounds) -> RuledOut | None:
     """The first bound that the setting breaks, or None."""
-    for bound, sentence in (
-        _device(setting, bounds),
-        _shared_memory(setting, item_bytes, bounds),
-        _host_memory(setting, item_bytes, bounds),
-        _files(setting, bounds),
-        _cpus(setting, bounds),
-    ):
-        if sentence:
+    checks: tuple[tuple[Bound, str | None], ...] = (
+        ("device_memory", _device(setting, bounds)),
+        ("shm", _shared_memory(setting, item_bytes, bounds)),
+        ("host_memory", _host_memory(setting, item_bytes, bounds)),
+        ("open_files", _files(setting, bounds)),
+        ("cpus", _cpus(setting, bounds)),
+    )
+    for bound, sentence in checks:
+        if sentence is not None:
             return RuledOut(
                 batch_size=setting.batch_size, num_workers=setting.num_workers, bound=bound, sentence=sentence
             )
@@ -62,49 +76,43 @@ def ruled_out(setting: Setting, item_bytes: float, bounds: Bounds) -> RuledOut |
 
 
 def workers_that_pay(bounds: Bounds) -> int:
-    """How many workers keep the usable CPUs busy, given how much of their time they wait for storage."""
-    return max(1, math.ceil(bounds.usable_cores / max(1 - bounds.waiting_share, 0.05) - 1e-9))
+    """How many workers keep the usable CPUs busy, given the share of their time in which they wait for storage."""
+    return max(1, math.ceil(bounds.usable_cores / max(1 - bounds.waiting_share, RULES.least_computing) - 1e-9))
 
 
-def _device(setting: Setting, bounds: Bounds) -> tuple[str, str]:
+def _device(setting: Setting, bounds: Bounds) -> str | None:
     if bounds.max_batch is None:
-        return "", ""
+        return None
     accumulates = setting.accumulate > 1
     most = max(1, bounds.max_batch - (bounds.kept_items if accumulates else 0))
     if setting.batch_size <= most:
-        return "", ""
-    kept = " where gradients are kept for the next batch" if accumulates and bounds.kept_items else ""
-    return "device memory", f"a batch of {setting.batch_size} is above the largest of {most}{kept} (device memory)"
+        return None
+    with_gradients = " with accumulated gradients" if accumulates and bounds.kept_items else ""
+    return f"a batch of {setting.batch_size} is above the largest of {most}{with_gradients} (device memory)"
 
 
-def _shared_memory(setting: Setting, item_bytes: float, bounds: Bounds) -> tuple[str, str]:
+def _shared_memory(setting: Setting, item_bytes: float, bounds: Bounds) -> str | None:
     needed = setting.in_flight_batches * setting.batch_size * item_bytes if setting.num_workers else 0
     if bounds.shm_bytes is None or needed <= bounds.shm_bytes:
-        return "", ""
-    return "/dev/shm", f"needs {format_bytes(needed)} of /dev/shm, {format_bytes(bounds.shm_bytes)} are free"
+        return None
+    return f"needs {format_bytes(needed)} of /dev/shm, {format_bytes(bounds.shm_bytes)} are free"
 
 
-def _host_memory(setting: Setting, item_bytes: float, bounds: Bounds) -> tuple[str, str]:
+def _host_memory(setting: Setting, item_bytes: float, bounds: Bounds) -> str | None:
     needed = (setting.in_flight_batches + setting.num_workers) * setting.batch_size * item_bytes
     if needed <= bounds.memory_bytes:
-        return "", ""
-    have = format_bytes(bounds.memory_bytes)
-    return "host memory", f"needs {format_bytes(needed)} of host memory for batches, {have} may be used"
+        return None
+    return f"needs {format_bytes(needed)} of host memory for batches, {format_bytes(bounds.memory_bytes)} may be used"
 
 
-def _files(setting: Setting, bounds: Bounds) -> tuple[str, str]:
-    needed = (
-        _TENSORS_A_BATCH * setting.in_flight_batches + _FILES_A_WORKER * setting.num_workers + _FILES_OF_OURS
-        if setting.num_workers
-        else 0
-    )
+def _files(setting: Setting, bounds: Bounds) -> str | None:
+    needed = LOADER_FILES.needed(setting)
     if needed <= bounds.open_files:
-        return "", ""
-    return "file descriptors", f"needs about {needed} open files, {bounds.open_files} are allowed"
+        return None
+    return f"needs about {needed} open files, {bounds.open_files} are allowed"
 
 
-def _cpus(setting: Setting, bounds: Bounds) -> tuple[str, str]:
-    most = workers_that_pay(bounds)
-    if setting.num_workers <= most:
-        return "", ""
-    return "CPUs", f"{format_workers(setting.num_workers)} on {bounds.usable_cores:g} usable CPUs only take turns"
+def _cpus(setting: Setting, bounds: Bounds) -> str | None:
+    if setting.num_workers <= workers_that_pay(bounds):
+        return None
+    return f"{format_workers(setting.num_workers)} on {bounds.usable_cores:g} usable CPUs only take turns"

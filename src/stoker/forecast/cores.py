@@ -1,4 +1,4 @@
-"""The clock of a simulated loop, and the cores that everything in it shares."""
+"""The clock of a simulated loop, the CPU cores it shares, and its pinned memory."""
 
 import heapq
 from collections.abc import Callable
@@ -10,11 +10,14 @@ Then = Callable[[], None]
 
 
 class Cores:
-    """The clock, and the cores that jobs share equally: all advance at one rate, so that a heap of ends suffices."""
+    """The clock and a processor-sharing queue: all runnable jobs share the cores equally.
 
-    def __init__(self, costs: Costs, cores: float) -> None:
+    All jobs advance at one common rate, so that a heap of the work at which each one ends is enough.
+    """
+
+    def __init__(self, costs: Costs) -> None:
         self.now = 0.0
-        self._costs, self._cores = costs, cores
+        self._costs, self._cores = costs, costs.cores
         self._work = 0.0
         self._jobs: list[tuple[float, int, Then]] = []
         self._timers: list[tuple[float, int, Then]] = []
@@ -23,26 +26,32 @@ class Cores:
         self._rates: dict[tuple[int, int], tuple[float, float]] = {}
 
     def compute(self, seconds: float, then: Then) -> None:
+        """A job of one thread."""
         self._number += 1
         heapq.heappush(self._jobs, (self._work + max(seconds, 0.0), self._number, then))
 
     def sleep(self, seconds: float, then: Then) -> None:
+        """Something that uses no core."""
         self._number += 1
         heapq.heappush(self._timers, (self.now + max(seconds, 0.0), self._number, then))
 
-    def together(self, seconds: float, threads: int, then: Then) -> None:
-        """A step that computes with several threads; there is one at a time."""
+    def compute_with_threads(self, seconds: float, threads: int, then: Then) -> None:
+        """A step that computes with a team of threads. There is one at a time."""
         self._team = (max(seconds, 0.0), threads, then)
 
     def _rate(self, jobs: int, threads: int) -> tuple[float, float]:
-        """Of a job, and of the step's team: equal shares, slowed by what busy cores cost each other. A team that has a
-        thread on every core shares one with each job."""
+        """The speed of a job, and of the step's team.
+
+        Jobs have equal shares, slowed by what busy cores cost each other. If the team has a thread on every core, each
+        job shares a core with one of these threads.
+        """
         found = self._rates.get((jobs, threads))
         if found is None:
             wanted = jobs + threads
             share, team = (min(1.0, self._cores / wanted) if wanted else 1.0), 1.0
             if jobs and threads and wanted > self._cores:
-                most = max(1.0, jobs / self._cores)  # on the fullest core, whose thread all others of the team wait for
+                # All threads of the team wait for the one on the fullest core.
+                most = max(1.0, jobs / self._cores)
                 team = 1 / (1 + (self._costs.step.crowded - 1) * most)
                 share = min(share, 1 / (1 + most)) if threads >= self._cores else share
             found = share / self._costs.slow(max(1.0, min(wanted, self._cores))), team
@@ -50,7 +59,7 @@ class Cores:
         return found
 
     def advance(self) -> None:
-        """Go on to the next thing that ends, and do what follows from it."""
+        """Move the clock to the next end of a job, and call what follows."""
         team = self._team
         rate, team_rate = self._rate(len(self._jobs), team[1] if team else 0)
         until_job = (self._jobs[0][0] - self._work) / rate if self._jobs else float("inf")
@@ -69,3 +78,52 @@ class Cores:
             assert team is not None
             self._team = None
             team[2]()
+
+
+class PinnedMemory:
+    """Pinned memory of a GPU's driver: pieces are used again, and no step is launched while a new piece is made."""
+
+    def __init__(self, cores: Cores) -> None:
+        self._cores = cores
+        self._free = 0
+        self._began: float | None = None
+        self._made_s = 0.0
+        self._waiting: list[Then] = []
+
+    @property
+    def busy_s(self) -> float:
+        """How long the driver has been making memory until now."""
+        return self._made_s + (0.0 if self._began is None else self._cores.now - self._began)
+
+    def allocate(self, anew_s: float, then: Then) -> None:
+        """Memory for a batch: a free piece, or a new one that takes `anew_s` to make."""
+        if self._free:
+            self._free -= 1
+            then()
+            return
+        self._began = self._cores.now
+        self._cores.compute(anew_s, lambda: self._made(then))
+
+    def _made(self, then: Then) -> None:
+        self._made_s, self._began = self.busy_s, None
+        waiting, self._waiting = self._waiting, []
+        then()
+        for launch in waiting:
+            launch()
+
+    def release(self, after_s: float) -> None:
+        """Free a piece once the device has finished what was queued when the batch was dropped."""
+        self._cores.sleep(after_s, self._freed)
+
+    def _freed(self) -> None:
+        self._free += 1
+
+    def launch(self, before_s: float, then: Then) -> None:
+        """Launch a step. It is many launches: all memory made since `busy_s` was `before_s` delays it."""
+        held_s = self.busy_s - before_s
+        if self._began is not None:
+            self._waiting.append(lambda: self.launch(self.busy_s - held_s, then))
+        elif held_s > 0:
+            self._cores.sleep(held_s, lambda: self.launch(before_s + held_s, then))
+        else:
+            then()

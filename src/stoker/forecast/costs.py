@@ -1,4 +1,4 @@
-"""What each part of a loader costs: tables over the batch size, an item's spread, a contention curve."""
+"""What each part of a loader costs: tables over the batch size, the spread of items, a contention curve."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from stoker.errors import InputError
 
 @dataclass(frozen=True)
 class Table:
-    """A cost at a few batch sizes; a straight line between neighbours. `flat`: beyond them it stays as it is."""
+    """A cost at a few batch sizes, linear between them. A `flat` table is constant outside its sizes."""
 
     sizes: tuple[float, ...] = (1.0,)
     seconds: tuple[float, ...] = (0.0,)
@@ -20,7 +20,11 @@ class Table:
     _known: dict[float, float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def at(self, size: float) -> float:
-        """Below the least size, no less than in proportion and no more than there; above the last, on its slope."""
+        """The cost at a batch size.
+
+        Below the least size the cost lies between proportional and constant. Above the last size it continues on the
+        last slope.
+        """
         found = self._known.get(size)
         if found is None:
             found = self._known[size] = self._at(size)
@@ -49,34 +53,42 @@ class Table:
 
 
 def table(points: dict[int, list[float]], middle: Callable[[Iterable[float]], float], *, flat: bool = False) -> Table:
-    kept = {size: middle(values) for size, values in sorted(points.items()) if values}
-    if not kept:
+    """A table from samples by batch size. Sizes without samples are left out; negative costs count as 0."""
+    filled = {size: middle(values) for size, values in sorted(points.items()) if values}
+    if not filled:
         return Table(flat=flat)
-    return Table(tuple(map(float, kept)), tuple(max(0.0, value) for value in kept.values()), flat)
+    return Table(tuple(map(float, filled)), tuple(max(0.0, value) for value in filled.values()), flat)
 
 
 @dataclass(frozen=True)
-class Step:
-    """The consumer. `host_s` is what the loop's own process spends on a batch, `device_s` what the device does.
+class StepCosts:
+    """What one step of the consumer costs.
 
-    A step that computes on the CPU has `threads`, and is `crowded` times slower while workers load beside it. One
-    that sleeps comes back `late_s` later while workers compute. On a GPU the host runs up to `ahead` steps before the
-    device. `update_s` is what of it the optimizer takes, on the device; `first_s` what the first step takes longer.
+    A step that computes on the CPU has `threads`. A step that sleeps is on no core. A step on a GPU is `asynchronous`.
     """
 
     host_s: Table = field(default_factory=Table)
+    """Time of the loop's own process for a batch."""
     device_s: Table = field(default_factory=Table)
+    """Time of the GPU for a batch."""
     update_s: Table = field(default_factory=Table)
+    """The optimizer's part of the device time."""
     first_s: Table = field(default_factory=Table)
+    """Extra time of the first step."""
     threads: int = 0
     crowded: float = 1.0
+    """How many times slower a CPU step is while a worker loads beside it."""
     asynchronous: bool = False
     ahead: int = 1_000_000
+    """How many steps the host may run ahead of the GPU."""
     late_s: float = 0.0
+    """How much later a sleeping step wakes up while workers compute."""
 
-    def accumulating(self, batches: int) -> "Step":
-        """With one update for so many batches: each has its share of it. What handing an update to a GPU takes the host
-        is not known apart, and stays."""
+    def accumulating(self, batches: int) -> "StepCosts":
+        """The costs with one update for several batches: each batch pays its share of the update.
+
+        On a GPU the host's time to launch an update is not known separately and stays.
+        """
         if batches == 1:
             return self
         part = self.device_s if self.asynchronous else self.host_s
@@ -88,37 +100,39 @@ class Step:
         return replace(self, device_s=left) if self.asynchronous else replace(self, host_s=left)
 
 
-_LATE_AT_ITS_END = 1 / 3
-"""How often the first worker is late with a batch that no other follows, of the times that it is late otherwise."""
-
-
 class FirstSends(NamedTuple):
-    """What a worker's first batch takes longer to be sent than later ones, where a thread pins what it sends.
+    """Extra time of each worker's first send, where a thread pins memory.
 
-    In each process one of the first few workers is late by tens of milliseconds, always the same one: it waits in
-    torch for the shared memory of a small tensor (labels), for a reason that we have not found. Which it will be nobody
-    knows before: `seen` are what the first two took in the probes, each of which is as likely. Where it has no next
-    batch to load, it is late less often; with fewer workers than the `crowd` that this was seen with, it is less late,
-    in proportion, from none beside it on.
+    In each process one of the first workers is late by tens of milliseconds. It waits in torch for the shared memory of
+    a small tensor (labels); we have not found the reason. Which of the first two workers is late is not known before
+    the run: the simulation draws from `seen`, the values of the probes. The delay needs a crowd: with fewer workers
+    than `crowd` it shrinks in proportion, down to `alone`.
     """
 
     alone: float = 0.0
+    """With a single worker."""
     first: float = 0.0
     second: float = 0.0
     others: float = 0.0
     crowd: int = 2
+    """The number of workers in the probes that saw the delay."""
     seen: tuple[float, ...] = ()
+    """Values of the first two workers in the probes, all equally likely."""
     late_at_its_end: bool = False
+    """Whether the first worker is late even if it has no next batch to load."""
+    end_share: float = 1 / 3
+    """How often that is so. Seen in recorded runs, relative to workers that have a next batch."""
 
     def drawn(self, rng: np.random.Generator) -> "FirstSends":
-        """As it may be in one run."""
+        """One random outcome, for one run."""
         if not self.seen:
             return self
         first, second = rng.choice(self.seen, size=2)
-        late = bool(rng.random() < _LATE_AT_ITS_END)
+        late = bool(rng.random() < self.end_share)
         return self._replace(first=float(first), second=float(second), late_at_its_end=late)
 
     def of(self, worker: int, workers: int, *, goes_on: bool) -> float:
+        """The extra time of one worker. `goes_on`: it has another batch to load."""
         share = min(1.0, (workers - 1) / max(1, self.crowd - 1))
         if worker == 0:
             late = self.alone + share * (self.first - self.alone)
@@ -128,58 +142,76 @@ class FirstSends(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of everything that a simulated loop does. Per-item tables are of means; `spread` has mean 1.
-
-    `spread` has been seen of so many items (`sampled`), or batches where it is `by_batch`; 0 is all of them.
-    Workers are forked one after another, and then get their first orders so, each `hand_s` after the one before.
-    `unevenness` is how much more batches differ than their items say, `lasting` how much of that stays with a worker. A
-    worker's first batch takes `cold_s` longer to load, that of a loop without workers `inline_cold_s`; it is
-    `first_flight_s` longer on its way than later ones; with pinned memory `first_sends`. Pinned memory is kept and used
-    again: `pin_anew_s` is what a batch costs more that finds none of its size free.
-    """
+    """Seconds of everything that a simulated loop does. Tables of items hold means; `spread` has mean 1."""
 
     cores: float
     spread: NDArray[np.float64]
+    """Times of items (of batches if `by_batch`), relative to their mean."""
     unevenness: float
+    """How much more batches differ than their items explain (standard deviation of the logarithm)."""
     lasting: float
+    """The share of that variance that stays with a worker."""
     by_batch: bool
+    """The dataset loads whole batches: only times of batches are known."""
     inline_item_s: Table
+    """An item without workers: loading, its share of collating, and next()."""
     inline_between_s: Table
     inline_cold_s: Table
+    """Extra time of the first batch without workers."""
     worker_item_s: Table
     waiting_share: float
+    """The share of a worker's time in which it uses no core: it reads or sleeps."""
     collate_s: Table
     cold_s: Table
+    """Extra time of a worker's first batch."""
     gap_s: Table
+    """Time between two batches of a worker."""
     flight_s: Table
+    """From the end of a batch in its worker to its arrival."""
     first_flight_s: Table
+    """Extra flight time of a worker's first batch."""
     first_sends: FirstSends
+    """The same with pinned memory, by worker."""
     receive_s: Table
     blocked_s: Table
+    """Extra time to receive a batch while workers load."""
     pin_s: Table
+    """Time to copy a batch into pinned memory that exists."""
     pin_anew_s: Table
+    """Extra time to make that memory."""
     between_s: Table
+    """The loop's own time between a step and the next next()."""
     fork_s: float
+    """Workers are forked one after another."""
     hand_s: float
+    """Then each gets its first orders, one after another."""
     init_s: float
+    """From its fork until a worker can begin."""
     stop_s: tuple[float, float]
+    """Stopping the workers: a fixed part, and a part for each worker."""
     slowdown: Table
-    step: Step
+    """How much slower a core is, by the number of busy cores."""
+    step: StepCosts
     shares: dict[str, float]
+    """The share of each stage in an item's time."""
     sampled: int = 0
+    """How many items (batches if `by_batch`) `spread` comes from; 0 means all of them."""
 
     def slow(self, busy: float) -> float:
-        """How much slower each of `busy` cores is than one alone. Never so slow that one more core brings less work."""
+        """How much slower each of `busy` cores is than one alone. One more core never brings less work."""
         return slowed(self.slowdown, min(busy, self.cores))
 
 
 def slowed(levels: Table, busy: float) -> float:
-    """Between two numbers of busy cores that were seen, on a line."""
+    """The slowdown at a number of busy cores, interpolated between the numbers that were measured."""
     return max(1.0, float(np.interp(busy, levels.sizes, levels.seconds)))
 
 
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:
-    """The costs if stages were so many times faster: `decode=2` halves it, `step=3` is a device three times as fast."""
+    """The costs if stages were faster: `decode=2` halves decoding, `step=3` is a device three times as fast.
+
+    Raises InputError for an unknown stage or a factor that is not above 0.
+    """
     for name, times in changes.items():
         if not 0 < times < np.inf:
             raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")

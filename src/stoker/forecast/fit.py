@@ -1,7 +1,7 @@
-"""From probes to costs.
+"""Fits costs to probes.
 
-Every run goes over the same items in the same order, so that means at different batch sizes compare like with like.
-The first batch of each worker is cold (pages never touched, caches to fill) and is kept apart from the warm ones.
+Every run loads the same items in the same order, so that means at different batch sizes are comparable. A worker's
+first batch is cold (pages never touched, empty caches) and is kept apart from the warm ones.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stoker.errors import InputError
-from stoker.forecast.batches import begins, by_size, each, trimmed, waits, warm
 from stoker.forecast.costs import Costs, Table, slowed, table
-from stoker.forecast.fit_step import step_of
-from stoker.forecast.fit_transport import transport
-from stoker.forecast.items import against, means, usual_s
-from stoker.records import Probes, Run
+from stoker.forecast.fit_step import fit_step
+from stoker.forecast.fit_transport import fit_transport
+from stoker.forecast.samples import (
+    batch_starts,
+    by_size,
+    mean_item_s,
+    relative_to_usual,
+    trimmed_mean,
+    usual_item_s,
+    waits_s,
+    warm_batches,
+    warm_values,
+)
+from stoker.records import Probes, Record, Run
 
-_IO_LEAST = 0.15
-"""Waiting below this share of a worker's time is other processes' noise; above it, it is reading."""
-_ENOUGH_BATCHES = 6
-_KEPT_BYTES = 32 * 2**20
+
+class FitRules(Record, frozen=True):
+    """How probes become costs."""
+
+    least_waiting: float = 0.15
+    """A smaller share of waiting in a worker's time is noise of other processes; from here on it is reading."""
+    enough_batches: int = 6
+    """Fewer batches say nothing about how batches differ."""
+    malloc_bytes: int = 32 * 2**20
+    """glibc's malloc never keeps a freed block above this size (M_MMAP_THRESHOLD at its largest): the pages of a larger
+    batch are new every time."""
+
+
+RULES = FitRules()
 
 
 def fit(probes: Probes) -> Costs:
-    """The costs behind a set of probes."""
+    """The costs behind a set of probes. Raises InputError if no probe loaded anything."""
     loads = [run for run in probes.of("load") if run.began_s]
     if not loads:
         raise InputError("these probes have no loading run in them; probe again")
@@ -36,15 +55,16 @@ def fit(probes: Probes) -> Costs:
     single = [run for run in loads if run.num_workers == 1] or inline or loads
     moved = [*single, *(run for run in probes.of("transport") if run.began_s)]
     many = [run for run in probes.of("load", "slow", "transport") if run.num_workers and run.began_s]
-    usual = usual_s([*inline, *single])
-    slowdown, luck = _slowdown(loads, probes.machine.usable_cores)
-    waiting = _waiting(single)
-    item = _eased(means(single, usual, lambda run: run.load_s), luck, waiting)
+    usual = usual_item_s([*inline, *single])
+    slowdown, corrections = _slowdown(loads, probes.machine.usable_cores)
+    waiting = _waiting_share(single)
+    item = _corrected(mean_item_s(single, usual, lambda run: run.load_s), corrections, waiting)
     collate = _collate(moved)
-    moving = transport(moved, many)
+    transport = fit_transport(moved, many)
     spread, by_batch = _spread(loads)
     init = [run.began_s[0] - run.start_s for run in many if run.num_workers == 1]
     hand = _handing(many)
+    alone = Table((1.0,), (1.0,), True)
     return Costs(
         cores=probes.machine.usable_cores,
         spread=spread,
@@ -56,50 +76,51 @@ def fit(probes: Probes) -> Costs:
         worker_item_s=item,
         waiting_share=waiting,
         collate_s=collate,
-        cold_s=_cold([run for run in loads if run.num_workers and warm(run)], usual, collate, slowdown),
-        inline_cold_s=_cold([run for run in inline if warm(run)], usual, _collate(inline), Table((1.0,), (1.0,), True)),
+        cold_s=_cold([run for run in loads if run.num_workers and warm_batches(run)], usual, collate, slowdown),
+        inline_cold_s=_cold([run for run in inline if warm_batches(run)], usual, _collate(inline), alone),
         gap_s=table(by_size(moved, _gaps), median, flat=True),
-        flight_s=moving.flight,
-        first_flight_s=moving.first,
-        first_sends=moving.first_sends,
-        receive_s=moving.receive,
-        blocked_s=moving.blocked,
-        pin_s=moving.pin,
-        pin_anew_s=moving.pin_anew,
+        flight_s=transport.flight,
+        first_flight_s=transport.first_flight,
+        first_sends=transport.first_sends,
+        receive_s=transport.receive,
+        blocked_s=transport.blocked,
+        pin_s=transport.pin,
+        pin_anew_s=transport.pin_anew,
         between_s=table(by_size(many or single, _between), median),
         fork_s=_forking(many, hand),
         hand_s=hand,
         init_s=max(0.0, median(init)) if init else 0.0,
         stop_s=_stop(many),
         slowdown=slowdown,
-        step=step_of(probes),
+        step=fit_step(probes),
         shares=_shares(single),
         sampled=max((len(run.items) if by_batch else sum(run.items) for run in loads), default=0),
     )
 
 
-# ---------------------------------------------------------------- from runs to tables
+# ---------------------------------------------------------------- items and batches
 
 
-def _eased(item: Table, luck: dict[int, float], waiting: float) -> Table:
-    """Without the bad luck of some sizes' runs, which was the cores': waiting takes as long as it does."""
+def _corrected(item: Table, corrections: dict[int, float], waiting: float) -> Table:
+    """The table without the slow cores that some runs happened to have. Waiting is not corrected."""
     rows = zip(item.sizes, item.seconds, strict=True)
-    shares = {size: waiting + (1 - waiting) * share for size, share in luck.items()}
+    shares = {size: waiting + (1 - waiting) * share for size, share in corrections.items()}
     return replace(item, seconds=tuple(seconds * shares.get(int(size), 1.0) for size, seconds in rows))
 
 
 def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
-    """With no workers an item's loading, its share of collating, and what next() adds, are one. A batch is now quick,
-    now slow, as the process' threads are still awake or have to be woken to collate it: all of them count; but with
-    pinned memory, where a slow one is one that memory was made for, the middle one.
+    """Without workers, loading an item, its share of collating and next() are one cost.
 
-    C's malloc never keeps a piece above 32 MiB: a batch that is larger is made of pages that have to be filled anew.
-    Between a probed size that is smaller and one that is larger, the step is there.
+    A batch is quick or slow, as the threads of the process are awake or have to be woken to collate it: the trimmed
+    mean counts both. With pinned memory a slow batch is one that memory was made for: the median leaves it out.
+
+    malloc never keeps a large block, so that large batches cost more. If the limit lies between two probed sizes, the
+    table has a step there.
     """
-    runs = [run for run in runs if warm(run)] or runs
-    found = means(runs, usual, waits, median if any(run.pinned for run in runs) else trimmed)
+    runs = [run for run in runs if warm_batches(run)] or runs
+    found = mean_item_s(runs, usual, waits_s, median if any(run.pinned for run in runs) else trimmed_mean)
     item_bytes = median(run.bytes[0] / run.items[0] for run in runs)
-    edge = float(_KEPT_BYTES // max(item_bytes, 1))
+    edge = float(RULES.malloc_bytes // max(item_bytes, 1))
     above = next((place for place, size in enumerate(found.sizes) if size > edge), 0)
     if not above or edge + 1 >= found.sizes[above] or edge <= found.sizes[above - 1]:
         return found
@@ -114,7 +135,7 @@ def _between(run: Run) -> list[float]:
 
 
 def _gaps(run: Run) -> list[float]:
-    """From a worker's end of a batch to its next one, where that was handed out before: else it stood idle."""
+    """From the end of a worker's batch to the start of its next one, if that had been assigned before."""
     ahead = run.prefetch_factor
     return [
         max(0.0, run.began_s[place] - run.ended_s[place - 1])
@@ -124,7 +145,7 @@ def _gaps(run: Run) -> list[float]:
 
 
 def _spread(runs: Sequence[Run]) -> tuple[NDArray[np.float64], bool]:
-    """How items' times differ, with mean 1. Where a dataset loads batches whole, the spread is of batches."""
+    """Times of items relative to their mean. If a dataset loads whole batches, times of batches, and True."""
     pooled: list[NDArray[np.float64]] = []
     single = all(len(run.item_s) == sum(run.items) for run in runs)
     for run in runs:
@@ -137,12 +158,12 @@ def _spread(runs: Sequence[Run]) -> tuple[NDArray[np.float64], bool]:
 
 
 def _unevenness(runs: Sequence[Run], spread: NDArray[np.float64], *, by_batch: bool) -> float:
-    """How much more the times of whole batches differ than their items at random would make them, relative: one core is
-    slower than another, or has a slow moment."""
+    """How much more the times of batches differ than a random choice of items explains: some cores are slower than
+    others, or have slow moments."""
     excess: list[float] = []
     for run in runs:
-        places = warm(run)
-        if len(places) > _ENOUGH_BATCHES:
+        places = warm_batches(run)
+        if len(places) > RULES.enough_batches:
             whole = np.asarray([run.ended_s[place] - run.began_s[place] for place in places])
             of_items = float(np.mean([run.load_s[place] for place in places]) / whole.mean())
             by_chance = spread.var() / (1 if by_batch else run.batch_size) * of_items**2
@@ -151,44 +172,46 @@ def _unevenness(runs: Sequence[Run], spread: NDArray[np.float64], *, by_batch: b
 
 
 def _lasting(runs: Sequence[Run]) -> float:
-    """How much of a worker's slowness is still there in its next batch: 0 for none, 1 for all of it."""
+    """How much of a worker's slowness is still there in its next batch: the autocorrelation, from 0 to 1."""
     pairs: list[tuple[float, float]] = []
     for run in runs:
         count = run.num_workers
         rounds = [np.log(np.maximum(run.load_s[at : at + count], 1e-12)) for at in range(0, len(run.items), count or 1)]
         whole = [each - each.mean() for each in rounds if len(each) == count] if count > 1 else []
         pairs += [pair for one, other in pairwise(whole) for pair in zip(one, other, strict=True)]
-    if len(pairs) <= _ENOUGH_BATCHES or not np.ptp(pairs, axis=0).all():
+    if len(pairs) <= RULES.enough_batches or not np.ptp(pairs, axis=0).all():
         return 0.0
     return float(np.clip(np.corrcoef(np.transpose(pairs))[0, 1], 0.0, 1.0))
 
 
-def _waiting(runs: Sequence[Run]) -> float:
-    """The share of a worker's time that uses no core: reading, or sleeping."""
+def _waiting_share(runs: Sequence[Run]) -> float:
+    """The share of a worker's time in which it uses no core: it reads or sleeps."""
     shares = [
         1 - cpu / max(ended - began, 1e-12)
         for run in runs
-        for cpu, began, ended in zip(each(run, run.cpu_s), each(run, run.began_s), each(run, run.ended_s), strict=True)
+        for cpu, began, ended in zip(
+            warm_values(run, run.cpu_s), warm_values(run, run.began_s), warm_values(run, run.ended_s), strict=True
+        )
     ]
     share = median(shares) if shares else 0.0
-    return share if share > _IO_LEAST else 0.0
+    return share if share > RULES.least_waiting else 0.0
 
 
 def _collate(runs: Sequence[Run]) -> Table:
-    return table(by_size(runs, lambda run: each(run, run.collate_s)), median)
+    return table(by_size(runs, lambda run: warm_values(run, run.collate_s)), median)
 
 
 def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table, slowdown: Table) -> Table:
-    """What the first batch of a worker, or of a loop without any, costs more than later ones, for the same items.
+    """The extra time of the first batch of a worker (or of a loop without workers), for the same items.
 
-    Later batches of the same run say how fast the machine was just then: it may have been otherwise in other runs. What
-    many workers at once cost each other is taken off: the simulation puts it on again.
+    Later batches of the same run say how fast the machine was at that moment. What many workers at once cost each other
+    is taken off, as the simulation adds it again.
     """
     mean = fmean(usual.values())
     extra: dict[int, list[float]] = {}
     for run in runs:
-        first = begins(run)
-        own = against(run, run.load_s, usual)
+        first = batch_starts(run)
+        own = relative_to_usual(run, run.load_s, usual)
         slower = slowed(slowdown, run.num_workers)
         for place in range(min(run.num_workers or 1, len(run.items))):
             places = range(first[place], first[place + 1])
@@ -198,8 +221,11 @@ def _cold(runs: Sequence[Run], usual: dict[int, float], collate: Table, slowdown
     return table(extra, fmean)
 
 
+# ---------------------------------------------------------------- starting and stopping workers
+
+
 def _handing(runs: Sequence[Run]) -> float:
-    """How much later each worker gets its first order than the one before it; the last one left out, which is new."""
+    """How much later each worker gets its first orders than the one before. The last worker is new and left out."""
     steps = [
         (run.began_s[run.num_workers - 2] - run.began_s[0]) / (run.num_workers - 2)
         for run in runs
@@ -209,13 +235,13 @@ def _handing(runs: Sequence[Run]) -> float:
 
 
 def _forking(runs: Sequence[Run], hand_s: float) -> float:
-    """What one worker more adds to the start, the orders that it gets apart."""
+    """What one more worker adds to the start, without its orders."""
     found = [run.start_s / run.num_workers - run.prefetch_factor * hand_s for run in runs]
     return max(0.0, median(found)) if found else 0.0
 
 
 def _stop(runs: Sequence[Run]) -> tuple[float, float]:
-    """Ending the workers: so much, and so much for each."""
+    """Stopping the workers: a fixed part, and a part for each worker."""
     points = [(run.num_workers, run.total_s - run.done_s[-1]) for run in runs]
     counts = sorted({count for count, _ in points})
     if len(counts) < 2:
@@ -225,11 +251,15 @@ def _stop(runs: Sequence[Run]) -> tuple[float, float]:
     return max(0.0, means[0] - slope * counts[0]), slope
 
 
-def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float]]:
-    """CPU seconds for the same items, with so many workers against one: what sharing caches and memory costs.
+# ---------------------------------------------------------------- contention
 
-    A core never gets faster because others are busy: where it seems so, the run with one worker, which is the shortest,
-    was unlucky, and all are counted together. The second answer is, by batch size, how much less it should have taken.
+
+def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float]]:
+    """CPU seconds for the same items with several workers, relative to one: what shared caches and memory cost.
+
+    A core never gets faster because others are busy. If it seems so, the run with one worker, which is the shortest,
+    had a slow core: isotonic regression pools the two. The second answer is, by batch size, by how much to correct the
+    run with one worker.
     """
     alone: dict[int, dict[int, float]] = {}
     for run in runs:
@@ -244,11 +274,12 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
         if run.num_workers > 1 and run.batch_size in alone:
             mine, base = _cpu_by_item(run), alone[run.batch_size]
             if mine and base:
-                same = mine.keys() & base.keys()  # where there are none, the mean of many has to do
+                same = mine.keys() & base.keys()
+                # Without batches in common, the means of all batches are compared.
                 ours, theirs = (fmean(one[place] for place in same or one) for one in (mine, base))
                 busy = min(float(run.num_workers), max(1.0, cores))
-                found[busy] = found.get(busy, Level(0.0, 0)).with_(ours / max(theirs, 1e-12), round(busy))
-    values = rising(list(found.values()))
+                found[busy] = found.get(busy, Level(0.0, 0)).pooled(ours / max(theirs, 1e-12), round(busy))
+    values = isotonic(list(found.values()))
     least, sizes = values[0], list(found)
     for place in range(1, len(values)):  # more busy cores never do less work together
         values[place] = min(values[place], values[place - 1] * sizes[place] / sizes[place - 1])
@@ -257,36 +288,37 @@ def _slowdown(runs: Sequence[Run], cores: float) -> tuple[Table, dict[int, float
 
 
 class Level(NamedTuple):
-    """A ratio, and how many cores stand behind it: a core is slow or fast for as long as a run takes."""
+    """A ratio, weighted by the number of cores behind it: a core is slow or fast for as long as a run takes."""
 
     value: float
     weight: int
 
-    def with_(self, value: float, weight: int) -> "Level":
+    def pooled(self, value: float, weight: int) -> "Level":
+        """The weighted mean with another value."""
         together = self.weight + weight
         return Level((self.value * self.weight + value * weight) / max(1, together), together)
 
 
-def rising(levels: Sequence[Level]) -> list[float]:
-    """The nearest values that never fall: neighbours that do are counted together."""
-    pooled: list[tuple[Level, int]] = []
+def isotonic(levels: Sequence[Level]) -> list[float]:
+    """Isotonic regression: the nearest values that never fall, by pooling adjacent violators."""
+    pools: list[tuple[Level, int]] = []
     for level in levels:
         count = 1
-        while pooled and pooled[-1][0].value > level.value:
-            before, more = pooled.pop()
-            level, count = before.with_(level.value, level.weight), count + more
-        pooled.append((level, count))
-    return [level.value for level, count in pooled for _ in range(count)]
+        while pools and pools[-1][0].value > level.value:
+            before, more = pools.pop()
+            level, count = before.pooled(level.value, level.weight), count + more
+        pools.append((level, count))
+    return [level.value for level, count in pools for _ in range(count)]
 
 
 def _cpu_by_item(run: Run) -> dict[int, float]:
-    """CPU seconds of each full batch that is warm, keyed by where in the order it begins."""
-    first = begins(run)
-    return {first[place]: run.cpu_s[place] for place in warm(run)}
+    """CPU seconds of each warm full batch, by the position of its first item."""
+    first = batch_starts(run)
+    return {first[place]: run.cpu_s[place] for place in warm_batches(run)}
 
 
 def _shares(runs: Sequence[Run]) -> dict[str, float]:
-    """Of an item's time, what each stage takes; members of a stage beside it."""
+    """The share of each stage in an item's time. Named parts of a stage stand beside it."""
     sums: dict[str, float] = {}
     for run in runs:
         for name, seconds in run.stages_s.items():

@@ -1,114 +1,118 @@
-"""What a step costs, alone and beside busy workers."""
+"""Fits what a step costs, alone and beside workers that load."""
 
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from stoker.forecast.batches import by_size, trimmed
-from stoker.forecast.costs import Step, Table, table
-from stoker.records import Probes, Run
-
-_WAITED = 2.0
-"""A step that took the host so many times the least had to wait for the device."""
+from stoker.forecast.costs import StepCosts, Table, table
+from stoker.forecast.samples import by_size, trimmed_mean
+from stoker.records import Probes, Record, Run
 
 
-def step_of(probes: Probes) -> Step:
-    """The consumer's times, alone and beside busy workers."""
+class StepRules(Record, frozen=True):
+    """How samples of steps are read."""
+
+    blocked: float = 2.0
+    """A step that took the host this many times the least had to wait for the GPU's queue."""
+    many_steps: int = 8
+    """From this many steps on, the first two are cold, not only the first: they make what later steps find made."""
+    least_pace: float = 0.25
+    """The least pace of a CPU step beside a worker. A thread that shares its core has half of it, the other threads
+    wait for it at every operation, and the scheduler may take long to separate the two."""
+    alone_share: float = 0.01
+    """A step counts as alone if a worker loaded beside it for less than this share of its time."""
+    beside_share: float = 0.1
+    """A step counts as beside a worker from this share on."""
+
+
+RULES = StepRules()
+
+
+def fit_step(probes: Probes) -> StepCosts:
+    """The costs of the consumer's step on its device."""
     runs = probes.of("step")
     kind = probes.subject.device.partition(":")[0]
-    host = table(by_size(runs, lambda run: _later(_host(run))), median)
-    device = table(by_size(runs, lambda run: _later(run.device_s)), median)
-    update = table(by_size(runs, lambda run: _later(run.update_s)), median, flat=True)
+    host = table(by_size(runs, lambda run: _warm(_host_s(run))), median)
+    device = table(by_size(runs, lambda run: _warm(run.device_s)), median)
+    update = table(by_size(runs, lambda run: _warm(run.update_s)), median, flat=True)
     if kind == "cuda":
-        return Step(host_s=_launch(runs), device_s=device, update_s=update, asynchronous=True, ahead=_ahead(runs))
+        return StepCosts(
+            host_s=_launch(runs), device_s=device, update_s=update, asynchronous=True, ahead=_steps_ahead(runs)
+        )
     if kind == "cpu":
-        crowded = [_crowded(run, host) for run in probes.of("crowded")]
-        return Step(
+        crowded = [_slowdown_beside_worker(run, host) for run in probes.of("crowded")]
+        return StepCosts(
             host_s=host,
             update_s=update,
-            first_s=table(by_size(runs, _first), median),
+            first_s=table(by_size(runs, _first_extra), median),
             threads=max(1, round(probes.machine.usable_cores)),
             crowded=fmean(crowded) if crowded else 1.0,
         )
-    return Step(host_s=host, late_s=_late(probes.of("slow")))
+    return StepCosts(host_s=host, late_s=_late_s(probes.of("slow")))
 
 
-def _late(runs: Sequence[Run]) -> float:
-    """How much later than it should a sleeping step comes back while workers compute."""
-    return trimmed([seconds - min(_host(run)) for run in runs for seconds in _host(run)]) if runs else 0.0
+def _late_s(runs: Sequence[Run]) -> float:
+    """How much later than it should a sleeping step wakes up while workers compute."""
+    return trimmed_mean([seconds - min(_host_s(run)) for run in runs for seconds in _host_s(run)]) if runs else 0.0
 
 
-def _host(run: Run) -> list[float]:
+def _host_s(run: Run) -> list[float]:
     return [done - got for got, done in zip(run.got_s, run.done_s, strict=True)]
 
 
-def _later(values: Sequence[float]) -> list[float]:
-    """Without the first, where there are many the first two: they make what the later ones find made."""
-    return list(values[_cold(values) :]) or list(values)
+def _warm(values: Sequence[float]) -> list[float]:
+    """The values without those of cold steps; all of them if every step is cold."""
+    return list(values[_cold_steps(values) :]) or list(values)
 
 
-def _cold(values: Sequence[float]) -> int:
-    return 2 if len(values) >= _MANY else 1
+def _cold_steps(values: Sequence[float]) -> int:
+    return 2 if len(values) >= RULES.many_steps else 1
 
 
-_MANY = 8
-
-
-def _first(run: Run) -> list[float]:
-    """What the first steps took longer than the later ones: they fetch the memory that those use again, and start
-    threads."""
-    host = _host(run)
-    cold = host[: _cold(host)]
-    return [max(0.0, sum(cold) - len(cold) * median(_later(host)))] if len(host) > 1 else []
+def _first_extra(run: Run) -> list[float]:
+    """The extra time of the first steps: they allocate memory that later steps use again, and start threads."""
+    host = _host_s(run)
+    cold = host[: _cold_steps(host)]
+    return [max(0.0, sum(cold) - len(cold) * median(_warm(host)))] if len(host) > 1 else []
 
 
 def _launch(runs: Sequence[Run]) -> Table:
-    """What handing a step to a GPU costs the host while the device's queue has room."""
-    return table(by_size(runs, lambda run: _free(_later(_host(run))) if run.got_s else []), median)
+    """The host's time to launch a step on a GPU whose queue has room."""
+    return table(by_size(runs, lambda run: _unblocked(_warm(_host_s(run))) if run.got_s else []), median)
 
 
-def _free(hosts: Sequence[float]) -> list[float]:
-    """Those that did not have to wait for the device."""
-    return [seconds for seconds in hosts if seconds <= _WAITED * min(hosts)]
+def _unblocked(hosts: Sequence[float]) -> list[float]:
+    """Steps that did not wait for the device."""
+    return [seconds for seconds in hosts if seconds <= RULES.blocked * min(hosts)]
 
 
-def _ahead(runs: Sequence[Run]) -> int:
-    """How many steps the host got ahead of the device before it had to wait; where it never had to, any number."""
+def _steps_ahead(runs: Sequence[Run]) -> int:
+    """How many steps the host got ahead of the device before it had to wait. If it never waited, any number."""
     most = 1_000_000
     for run in runs:
-        host, device = _host(run), run.device_s
+        host, device = _host_s(run), run.device_s
         blocked = [place for place in range(1, len(host)) if host[place] > 0.5 * device[place] > 2 * min(host)]
         if blocked:
             most = min(most, max(1, blocked[0]))
     return most
 
 
-_LEAST_SHARE = 0.25
-"""What is left at least of a step's pace beside a worker. A thread that shares its core has half of it; the others wait
-for it at every operation, and a scheduler may take long to part the two."""
+def _slowdown_beside_worker(run: Run, host: Table) -> float:
+    """Slowdown of a CPU step while a worker loads, from the time lost per second of overlap.
 
-
-def _crowded(run: Run, host: Table) -> float:
-    """How many times slower a step is while a worker loads, by what steps lost for each second that they had one beside
-    them: 1 for a step that only waits, 2 for one that computes on all cores, and more where these wait for each other
-    often. The first step is left out, as it fetches memory too.
-
-    Processes differ in how quick their steps are: those of the same one that had no worker beside them are what it is
-    held against, and only where there are none those of another.
+    It is 1 for a step that only waits, 2 for one that computes on all cores, and more if its threads often wait for
+    each other. The first step is left out, as it allocates memory too. Processes differ in how quick their steps are:
+    the reference is a step of the same process with no worker beside it, or where there is none, that of another run.
     """
     rows = list(zip(run.got_s, run.done_s, strict=True))[1:]
-    steps = [(done - got, _beside(run, got, done)) for got, done in rows]
-    alone = [step_s for step_s, shared_s in steps if shared_s < _LITTLE * step_s]
+    steps = [(done - got, _overlap_s(run, got, done)) for got, done in rows]
+    alone = [step_s for step_s, shared_s in steps if shared_s < RULES.alone_share * step_s]
     alone_s = median(alone) if alone else host.at(run.batch_size)
-    lost = [(step_s - alone_s) / shared_s for step_s, shared_s in steps if shared_s > _SOME * step_s]
-    return 1 / min(1.0, max(_LEAST_SHARE, 1 - median(lost))) if lost else 1.0
+    lost = [(step_s - alone_s) / shared_s for step_s, shared_s in steps if shared_s > RULES.beside_share * step_s]
+    return 1 / min(1.0, max(RULES.least_pace, 1 - median(lost))) if lost else 1.0
 
 
-_LITTLE, _SOME = 0.01, 0.1
-"""Of a step, for how long a worker may load beside it for it to count as alone, and must for it to tell anything."""
-
-
-def _beside(run: Run, got: float, done: float) -> float:
-    """For how long any worker was loading between two moments."""
+def _overlap_s(run: Run, got: float, done: float) -> float:
+    """How long any worker was loading between two moments."""
     shared_s, until = 0.0, got
     for began, ended in sorted(zip(run.began_s, run.ended_s, strict=True)):
         shared_s += max(0.0, min(ended, done) - max(began, until))

@@ -1,25 +1,25 @@
-"""What it costs to bring a batch from a worker to the loop."""
+"""Fits what it costs to bring a batch from a worker to the loop."""
 
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from stoker.forecast.batches import by_size, each, trimmed
 from stoker.forecast.costs import FirstSends, Table, table
+from stoker.forecast.samples import by_size, trimmed_mean, warm_values
 from stoker.records import Run
 
 _ALONE, _OTHERS = -1, 2
+"""Keys of a first send beside the positions 0 and 1: of a single worker, and of the third worker and later ones."""
 
 
-class Moving(NamedTuple):
-    """On its way from worker to loop: in flight (the first time, more), received, blocked while received, pinned, and
-    pinned where nothing of its size was before.
+class Transport(NamedTuple):
+    """The costs of a batch between its worker and the loop.
 
-    With pinned memory the first time counts by worker, not by size.
+    With pinned memory the first flight depends on the worker, not on the batch size.
     """
 
     flight: Table
-    first: Table
+    first_flight: Table
     receive: Table
     blocked: Table
     pin: Table
@@ -27,43 +27,43 @@ class Moving(NamedTuple):
     first_sends: FirstSends = FirstSends()
 
 
-def transport(moved: Sequence[Run], many: Sequence[Run]) -> Moving:
-    """What the way from worker to loop costs.
+def fit_transport(moved: Sequence[Run], many: Sequence[Run]) -> Transport:
+    """The costs between worker and loop, from runs with one worker and from runs with any number.
 
-    To receive a batch, the loop asks the worker that made it for its memory; while workers load, the answer comes late.
-    With pinned memory a thread does that, and sending and pinning are its work, one batch after another.
+    To receive a batch, the loop asks its worker for the memory; a worker that loads answers late. With pinned memory a
+    thread sends and pins, one batch after another.
     """
-    landed = table(by_size(moved, _landings), trimmed, flat=True)
+    landed = table(by_size(moved, _landings), trimmed_mean, flat=True)
     first = {
         run.batch_size: [run.got_s[0] - run.ended_s[0] - landed.at(run.batch_size)] for run in moved if run.num_workers
     }
-    free = table(by_size(many, lambda run: _ready(run, landed, busy=False)), trimmed, flat=True)
-    busy = table(by_size(many, lambda run: _ready(run, landed, busy=True)), trimmed, flat=True)
+    idle = table(by_size(many, lambda run: _ready(run, landed, busy=False)), trimmed_mean, flat=True)
+    busy = table(by_size(many, lambda run: _ready(run, landed, busy=True)), trimmed_mean, flat=True)
     pinned, pinned_anew = _pins(many)
     nothing = Table(flat=True)
     if any(pinned.seconds):
-        # Sending hands over memory, whatever its size: runs at all sizes tell of the same thing.
+        # A send hands over memory, whatever its size: runs at all sizes measure the same thing.
         sent = table({1: [value for run in many for value in _sends(run)]}, median, flat=True)
-        return Moving(
-            flight=_apart(landed, sent, pinned),
-            first=nothing,
+        return Transport(
+            flight=_without(landed, sent, pinned),
+            first_flight=nothing,
             receive=sent,
             blocked=nothing,
             pin=pinned,
             pin_anew=pinned_anew,
             first_sends=_first_sends(many),
         )
-    blocked = _apart(busy, free) if any(busy.seconds) else nothing
-    flight = _apart(landed, free, blocked, pinned)
-    return Moving(flight, table(first, median, flat=True), free, blocked, pinned)
+    blocked = _without(busy, idle) if any(busy.seconds) else nothing
+    flight = _without(landed, idle, blocked, pinned)
+    return Transport(flight, table(first, median, flat=True), idle, blocked, pinned)
 
 
 def _sends(run: Run) -> list[float]:
-    return each(run, run.send_s) if run.send_s else []
+    return warm_values(run, run.send_s) if run.send_s else []
 
 
 def _first_sends(runs: Sequence[Run]) -> FirstSends:
-    """What workers' first batches took longer to send than later ones."""
+    """The extra time of workers' first sends."""
     found: dict[int, list[float]] = {}
     for run in runs:
         usual = median(_sends(run) or [0.0])
@@ -77,10 +77,10 @@ def _first_sends(runs: Sequence[Run]) -> FirstSends:
 
 
 def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
-    """What it costs to copy a batch into pinned memory that is there, and what to make it costs more.
+    """The time to copy a batch into pinned memory that exists, and the extra time to make that memory.
 
-    The first batch of a run finds none. Which others did not is seen by their time: nearer to such a first one than to
-    the quickest.
+    The first batch of a run finds no memory. Later batches are told apart by their time: those nearer to such a first
+    batch than to the quickest one found none either.
     """
     found: dict[int, list[float]] = {}
     firsts: dict[int, list[float]] = {}
@@ -97,8 +97,8 @@ def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
     return table(used, median), table(made, median)
 
 
-def _apart(whole: Table, *parts: Table) -> Table:
-    """A cost without some parts of it, never below nothing."""
+def _without(whole: Table, *parts: Table) -> Table:
+    """A cost without some of its parts, at least 0."""
     rows = zip(whole.sizes, whole.seconds, strict=True)
     return Table(
         whole.sizes, tuple(max(0.0, value - sum(part.at(size) for part in parts)) for size, value in rows), True
@@ -106,7 +106,7 @@ def _apart(whole: Table, *parts: Table) -> Table:
 
 
 def _landings(run: Run) -> list[float]:
-    """From a worker's end of a batch to the loop's having it, while the loop stood waiting."""
+    """From the end of a batch in its worker until the loop had it, for batches that the loop waited for."""
     return [
         got - ended
         for place, (asked, got, ended) in enumerate(zip(run.asked_s, run.got_s, run.ended_s, strict=True))
@@ -115,7 +115,7 @@ def _landings(run: Run) -> list[float]:
 
 
 def _ready(run: Run, landed: Table, *, busy: bool) -> list[float]:
-    """How long the loop took for a batch that was there already, while workers were or were not loading others."""
+    """How long the loop took for a batch that was ready, while workers were (`busy`) or were not loading others."""
     found = []
     for place in range(1, len(run.items)):
         asked = run.asked_s[place]

@@ -1,46 +1,48 @@
-"""One simulated epoch with workers: the loop, those that load for it, and the thread that pins."""
+"""One simulated epoch with workers: the training loop, its workers, and the thread that pins memory."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from stoker.forecast.cores import Cores, Then
+from stoker.forecast.cores import Cores, PinnedMemory, Then
 from stoker.forecast.costs import Costs
-from stoker.forecast.driver import Driver
 from stoker.records import Setting
 
 
 @dataclass(frozen=True)
-class Load:
-    """How much is run: whole batches of so many items, the last one short unless it is dropped."""
+class Amount:
+    """How much a simulated run loads: the items of an epoch, and the epochs. The last batch may be short."""
 
     items: int
     epochs: int = 1
-    drop_last: bool = False
 
     def batches(self, batch_size: int) -> int:
-        whole, rest = divmod(self.items, batch_size)
-        return whole + (1 if rest and not self.drop_last else 0)
+        """Batches of an epoch."""
+        return -(-self.items // batch_size)
 
     def last(self, batch_size: int) -> int:
-        """How many items the last batch has."""
-        return batch_size if self.drop_last else self.items % batch_size or batch_size
+        """Items of the last batch."""
+        return self.items % batch_size or batch_size
 
     def sizes(self, batch_size: int, most: int | None = None) -> list[int]:
-        """Of each batch, or of `most` of them: the last is among them, as it may be the short one."""
+        """Items of each batch, or of `most` batches. The last batch is always among them, as it may be short."""
         count = self.batches(batch_size) if most is None else min(most, self.batches(batch_size))
-        return [batch_size] * (count - 1) + [self.last(batch_size)] if count else []
+        return [batch_size] * (count - 1) + [self.last(batch_size)]
 
 
 @dataclass
-class Seen:
-    """What the simulated loop saw, in seconds after its start. `moments_s` are the ends of steps, on the device."""
+class SimulatedRun:
+    """Times of a simulated run, in seconds after its start."""
 
     total_s: float = 0.0
     first_batch_s: float = 0.0
     start_s: float = 0.0
+    """Until the workers have been forked and have their first orders."""
     waited_s: float = 0.0
-    moments_s: list[float] = field(default_factory=list)
+    """How long the device waited for data."""
+    step_ends_s: list[float] = field(default_factory=list)
+    """The end of each step, on the device."""
     received_s: float = 0.0
+    """How long the loop was busy receiving batches from workers."""
 
 
 def persists(setting: Setting) -> bool:
@@ -48,83 +50,79 @@ def persists(setting: Setting) -> bool:
 
 
 class Loader:
-    """The loop, its workers and the pin thread of one epoch.
+    """The training loop, its workers and the pin thread of one epoch, as PyTorch's DataLoader arranges them.
 
-    `draws` has for each batch how its items differ from the mean, and how the core that loads it does.
+    `draws` has two factors for each batch: how its items differ from the mean, and how slow the core is that loads it.
+    `fresh` workers are forked first; others persist from the epoch before.
     """
 
     def __init__(
-        self,
-        costs: Costs,
-        setting: Setting,
-        load: Load,
-        sizes: list[int],
-        draws: list[tuple[float, float]],
-        cores: float,
-        *,
-        fresh: bool,
+        self, costs: Costs, setting: Setting, sizes: list[int], draws: list[tuple[float, float]], *, fresh: bool
     ) -> None:
         self._costs, self._setting, self._in_order, self._fresh = costs, setting, setting.in_order, fresh
         self._sizes = sizes
         self._work = [costs.worker_item_s.at(size) * size * draw for size, (draw, _) in zip(sizes, draws, strict=True)]
         self._uneven = [uneven for _, uneven in draws]
-        self._cpu = Cores(costs, cores)
+        self._cores = Cores(costs)
         workers = setting.num_workers
-        self._lists: list[deque[int]] = [deque() for _ in range(workers)]
+        # Each worker's index queue, whether it is idle, whether it is cold, and how many batches it has been assigned.
+        self._index_queues: list[deque[int]] = [deque() for _ in range(workers)]
         self._idle = [False] * workers
         self._cold = [fresh] * workers
         self._tasks = [0] * workers
         self._owner: dict[int, int] = {}
-        self._sent = 0
+        self._assigned = 0
         self._next_worker = 0
+        # Batches that arrived at the loop, that wait for the pin thread, and that arrived before their turn.
         self._arrived: deque[int] = deque()
         self._to_pin: deque[int] = deque()
         self._pinning = False
-        self._driver = Driver(self._cpu)
-        self._held: set[int] = set()
+        self._pinned_memory = PinnedMemory(self._cores)
+        self._out_of_order: set[int] = set()
         self._waiting = False
         self._asked = 0.0
         self._next = 0
         self._taken = 0
+        # When the GPU will be free, and when each launched step will be finished.
         self._device_free = 0.0
-        self._queue: deque[float] = deque()
+        self._launched_until: deque[float] = deque()
         self._over = False
-        self._seen = Seen()
+        self._result = SimulatedRun()
 
-    def run(self) -> Seen:
+    def run(self) -> SimulatedRun:
         if self._fresh:
-            self._cpu.compute(self._costs.fork_s, lambda: self._forked(0))
+            self._cores.compute(self._costs.fork_s, lambda: self._forked(0))
         else:
             self._idle = [True] * self._setting.num_workers
             self._started()
         while not self._over:
-            self._cpu.advance()
-        return self._seen
+            self._cores.advance()
+        return self._result
 
     # ------------------------------------------------------------ workers
 
     def _forked(self, worker: int) -> None:
-        self._cpu.compute(self._costs.init_s, lambda: self._ready(worker))
+        self._cores.compute(self._costs.init_s, lambda: self._become_idle(worker))
         if worker + 1 < self._setting.num_workers:
-            self._cpu.compute(self._costs.fork_s, lambda: self._forked(worker + 1))
+            self._cores.compute(self._costs.fork_s, lambda: self._forked(worker + 1))
         else:
             self._started()
 
     def _started(self) -> None:
-        self._hand_on(self._setting.prefetch_factor * self._setting.num_workers)
+        self._hand_first(self._setting.prefetch_factor * self._setting.num_workers)
 
-    def _hand_on(self, left: int) -> None:
-        """The first orders, one after another."""
+    def _hand_first(self, left: int) -> None:
+        """Assign the first batches, one after another."""
         if not left:
-            self._seen.start_s = self._cpu.now
+            self._result.start_s = self._cores.now
             self._ask()
             return
-        self._hand_out()
-        self._cpu.compute(self._costs.hand_s, lambda: self._hand_on(left - 1))
+        self._assign()
+        self._cores.compute(self._costs.hand_s, lambda: self._hand_first(left - 1))
 
-    def _hand_out(self) -> None:
-        """One more index list to the next worker in turn; out of order, to the next that has room."""
-        if self._sent == len(self._sizes):
+    def _assign(self) -> None:
+        """Assign one more batch to the next worker in turn; out of order, to the next worker with room."""
+        if self._assigned == len(self._sizes):
             return
         workers = self._setting.num_workers
         for _ in range(workers):
@@ -134,21 +132,21 @@ class Loader:
                 break
         else:
             return
-        self._lists[worker].append(self._sent)
-        self._owner[self._sent] = worker
+        self._index_queues[worker].append(self._assigned)
+        self._owner[self._assigned] = worker
         self._tasks[worker] += 1
-        self._sent += 1
+        self._assigned += 1
         self._begin(worker)
 
-    def _ready(self, worker: int) -> None:
+    def _become_idle(self, worker: int) -> None:
         self._idle[worker] = True
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
-        if not self._idle[worker] or not self._lists[worker]:
+        if not self._idle[worker] or not self._index_queues[worker]:
             return
         self._idle[worker] = False
-        batch = self._lists[worker].popleft()
+        batch = self._index_queues[worker].popleft()
         size, costs = self._sizes[batch], self._costs
         cold = costs.cold_s.at(size) if self._cold[worker] else 0.0
         first = self._cold[worker]
@@ -157,21 +155,23 @@ class Loader:
         reading = costs.waiting_share * work
         computing = (work - reading + costs.collate_s.at(size) + cold) * self._uneven[batch]
         if reading:
-            self._cpu.sleep(reading, lambda: self._cpu.compute(computing, lambda: self._loaded(worker, batch, first)))
+            self._cores.sleep(
+                reading, lambda: self._cores.compute(computing, lambda: self._loaded(worker, batch, first))
+            )
         else:
-            self._cpu.compute(computing, lambda: self._loaded(worker, batch, first))
+            self._cores.compute(computing, lambda: self._loaded(worker, batch, first))
 
     def _loaded(self, worker: int, batch: int, first: bool) -> None:
         size, costs = self._sizes[batch], self._costs
         flight = costs.flight_s.at(size)
         if first:
-            goes_on = bool(self._lists[worker])
+            goes_on = bool(self._index_queues[worker])
             flight += costs.first_flight_s.at(size)
             flight += costs.first_sends.of(worker, self._setting.num_workers, goes_on=goes_on)
-        self._cpu.sleep(flight, lambda: self._landed(batch))
-        self._cpu.compute(self._costs.gap_s.at(size), lambda: self._ready(worker))
+        self._cores.sleep(flight, lambda: self._landed(batch))
+        self._cores.compute(self._costs.gap_s.at(size), lambda: self._become_idle(worker))
 
-    # ------------------------------------------------------------ the way to the loop
+    # ------------------------------------------------------------ from worker to loop
 
     def _landed(self, batch: int) -> None:
         if not self._setting.pin_memory:
@@ -182,15 +182,15 @@ class Loader:
             self._pin(batch)
 
     def _pin(self, batch: int) -> None:
-        """The pin thread: it receives and copies, one batch at a time, whatever the loop does."""
+        """The pin thread receives and copies one batch at a time, independent of the loop."""
         self._pinning = True
         size = self._sizes[batch]
         pinning, anew = self._costs.pin_s.at(size), self._costs.pin_anew_s.at(size)
 
         def copy() -> None:
-            self._cpu.compute(pinning, lambda: self._pinned(batch))
+            self._cores.compute(pinning, lambda: self._pinned(batch))
 
-        self._receive(batch, lambda: self._driver.pinned(anew, copy))
+        self._receive(batch, lambda: self._pinned_memory.allocate(anew, copy))
 
     def _pinned(self, batch: int) -> None:
         self._pinning = False
@@ -207,12 +207,12 @@ class Loader:
     # ------------------------------------------------------------ the loop
 
     def _ask(self) -> None:
-        self._asked = self._cpu.now
+        self._asked = self._cores.now
         self._look()
 
     def _look(self) -> None:
-        if self._next in self._held:
-            self._held.discard(self._next)
+        if self._next in self._out_of_order:
+            self._out_of_order.discard(self._next)
             self._deliver(self._next)
         elif self._arrived:
             self._take()
@@ -227,60 +227,60 @@ class Loader:
             self._receive(batch, lambda: self._received(batch))
 
     def _receive(self, batch: int, then: Then) -> None:
-        """Ask the worker for the batch's memory: answered at once where all are idle, late while they load."""
+        """Ask the worker for the batch's memory. Idle workers answer at once, loading workers answer late."""
         size = self._sizes[batch]
         seconds = self._costs.receive_s.at(size)
         blocked = 0.0 if all(self._idle) else self._costs.blocked_s.at(size)
-        self._seen.received_s += seconds + blocked
-        self._cpu.sleep(blocked, lambda: self._cpu.compute(seconds, then))
+        self._result.received_s += seconds + blocked
+        self._cores.sleep(blocked, lambda: self._cores.compute(seconds, then))
 
     def _received(self, batch: int) -> None:
         if batch == self._next or not self._in_order:
             self._deliver(batch)
         else:
-            self._held.add(batch)
+            self._out_of_order.add(batch)
             self._look()
 
     def _deliver(self, batch: int) -> None:
         self._next, self._taken = batch + 1 if self._in_order else self._next, self._taken + 1
         self._tasks[self._owner.pop(batch)] -= 1
-        self._hand_out()
-        seen, now, step = self._seen, self._cpu.now, self._costs.step
+        self._assign()
+        result, now, step = self._result, self._cores.now, self._costs.step
         if self._taken == 1:
-            seen.first_batch_s = now
+            result.first_batch_s = now
         elif self._setting.pin_memory:
-            self._driver.give_back(self._device_free - now)  # that of the batch before, held until now
+            self._pinned_memory.release(self._device_free - now)  # the previous batch is dropped now
         if not step.asynchronous:
-            seen.waited_s += now - self._asked
+            result.waited_s += now - self._asked
         size = self._sizes[batch]
         host = step.host_s.at(size) + (step.first_s.at(size) if self._taken == 1 else 0.0)
         if step.threads:
-            self._cpu.together(host, step.threads, lambda: self._stepped(batch))
+            self._cores.compute_with_threads(host, step.threads, lambda: self._stepped(batch))
         elif step.asynchronous:
-            before_s = self._driver.busy_s
-            self._cpu.compute(host, lambda: self._driver.launched(before_s, lambda: self._launched(batch)))
+            before_s = self._pinned_memory.busy_s
+            self._cores.compute(host, lambda: self._pinned_memory.launch(before_s, lambda: self._launched(batch)))
         else:
             late = 0.0 if all(self._idle) else step.late_s
-            self._cpu.sleep(host + late, lambda: self._stepped(batch))
+            self._cores.sleep(host + late, lambda: self._stepped(batch))
 
     def _launched(self, batch: int) -> None:
-        """The GPU has it; the host goes on, unless it is too far ahead."""
-        now, step = self._cpu.now, self._costs.step
-        self._seen.waited_s += max(0.0, now - max(self._device_free, 0.0))
+        """The step is on the GPU's queue. The host goes on, unless it is too far ahead."""
+        now, step = self._cores.now, self._costs.step
+        self._result.waited_s += max(0.0, now - max(self._device_free, 0.0))
         self._device_free = max(now, self._device_free) + step.device_s.at(self._sizes[batch])
-        self._queue.append(self._device_free)
-        until = self._queue.popleft() if len(self._queue) > step.ahead else now
-        self._cpu.sleep(until - now, lambda: self._stepped(batch))
+        self._launched_until.append(self._device_free)
+        until = self._launched_until.popleft() if len(self._launched_until) > step.ahead else now
+        self._cores.sleep(until - now, lambda: self._stepped(batch))
 
     def _stepped(self, batch: int) -> None:
-        self._seen.moments_s.append(max(self._cpu.now, self._device_free))
-        self._cpu.compute(self._costs.between_s.at(self._sizes[batch]), self._went_on)
+        self._result.step_ends_s.append(max(self._cores.now, self._device_free))
+        self._cores.compute(self._costs.between_s.at(self._sizes[batch]), self._finish_batch)
 
-    def _went_on(self) -> None:
+    def _finish_batch(self) -> None:
         if self._taken < len(self._sizes):
             self._ask()
             return
         fixed, each = self._costs.stop_s
         stop = 0.0 if persists(self._setting) else fixed + each * self._setting.num_workers
         self._over = True
-        self._seen.total_s = max(self._cpu.now + stop, self._device_free)
+        self._result.total_s = max(self._cores.now + stop, self._device_free)

@@ -1,4 +1,4 @@
-"""What a setting would cost, from probes: a time with an interval, and what would limit it."""
+"""What a setting would cost, from probes: a time with an interval, and what limits it."""
 
 import math
 from collections.abc import Sequence
@@ -10,25 +10,46 @@ import msgspec
 import numpy as np
 
 from stoker.errors import InputError
-from stoker.forecast.costs import Costs, Step, faster
+from stoker.forecast.constraints import WORKER_COUNTS
+from stoker.forecast.costs import Costs, StepCosts, faster
 from stoker.forecast.fit import fit
-from stoker.forecast.items import drift
-from stoker.forecast.loader import Load, Seen
+from stoker.forecast.loader import Amount, SimulatedRun
+from stoker.forecast.samples import drift
 from stoker.forecast.simulate import simulate
-from stoker.records import Prediction, Probes, Run, Setting
+from stoker.records import Prediction, Probes, Record, Run, Setting
 
-SEEDS = 15
-_NOISE, _FIRST_NOISE = 0.12, 0.2
-"""The least half-width of an interval, and of one for the first batch alone, which nothing averages: what two runs of
-the same setting on a shared machine differ by."""
+
+class PredictionRules(Record, frozen=True):
+    """How many runs a prediction simulates, and how wide its interval is."""
+
+    seeds: int = 15
+    """A prediction is the median of this many simulated runs."""
+    noise: float = 0.12
+    """The least relative half-width of an interval: two runs of one setting on a shared machine differ by this."""
+    first_noise: float = 0.2
+    """The same for the first batch alone, which nothing averages."""
+    residual_weight: float = 1.5
+    """The replay error of the probes counts this many times: other settings are predicted worse than the probes."""
+    residual_quantile: float = 0.8
+    """The replay error is this quantile over the probes: a single disturbed probe does not widen every interval."""
+    widest: float = 0.9
+    """The largest relative half-width: a time is never predicted as low as 0."""
+    crowded: float = 2.0
+    """With more workers than cores, the order in which they get a core decides the first batch: its interval is this
+    many times wider."""
+    most_simulated: int = 1024
+    """More workers, or a larger prefetch factor, would take too long to simulate."""
+
+
+RULES = PredictionRules()
 NO_LENGTH = "the dataset has no length; say how many items to count with: --items 10000"
-_MOST_SIMULATED = 1024
-_CROWDED = 2.0
-"""With more workers than cores, the order in which they get them decides the first batch: so much wider."""
 
 
 class Predictor:
-    """Costs fitted once, for any number of settings; `cores` and `faster` ask what if."""
+    """Costs fitted once, for any number of settings.
+
+    `cores` and `faster_stages` ask what if. Raises InputError if they are not above 0, or a stage is unknown.
+    """
 
     def __init__(
         self, probes: Probes, *, cores: float | None = None, faster_stages: dict[str, float] | None = None
@@ -42,7 +63,7 @@ class Predictor:
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
 
     def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
-        """The same, with some stages so many times faster, or items that take so much of what they do."""
+        """The same predictor with faster stages, or with items that take the share `item` of their time."""
         other = copy(self)
         costs = faster(self.costs, faster_stages)
         other.costs = replace(
@@ -51,32 +72,26 @@ class Predictor:
         return other
 
     def predict(
-        self,
-        setting: Setting,
-        items: int,
-        *,
-        epochs: int = 1,
-        drop_last: bool = False,
-        seed: int = 0,
-        seeds: int = SEEDS,
+        self, setting: Setting, items: int, *, epochs: int = 1, seed: int = 0, seeds: int = RULES.seeds
     ) -> Prediction:
-        """The middle of `seeds` simulated runs; few of them tell roughly, and soon."""
+        """The median of `seeds` simulated runs. Fewer seeds are quicker and rougher.
+
+        Raises InputError for counts below 1, and for more workers than can be simulated.
+        """
         for name, value in (("items", items), ("epochs", epochs)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
         for name, value in (("workers", setting.num_workers), ("prefetch factor", setting.prefetch_factor)):
-            if value > _MOST_SIMULATED:
-                raise InputError(f"{name} can be simulated up to {_MOST_SIMULATED}, got {value}")
-        load = Load(items=items, epochs=epochs, drop_last=drop_last)
-        if not load.batches(setting.batch_size):
-            raise InputError(f"{items} items make no whole batch of {setting.batch_size}")
-        runs = [simulate(self.costs, setting, load, seed=seed + each) for each in range(seeds)]
+            if value > RULES.most_simulated:
+                raise InputError(f"{name} can be simulated up to {RULES.most_simulated}, got {value}")
+        amount = Amount(items=items, epochs=epochs)
+        runs = [simulate(self.costs, setting, amount, seed=seed + each) for each in range(seeds)]
         total = median(run.total_s for run in runs)
         first = median(run.first_batch_s for run in runs)
         chosen = min(runs, key=lambda run: abs(run.total_s - total))
-        half = self._half_width([run.total_s for run in runs], _NOISE)
-        crowded = _CROWDED if setting.num_workers > self.costs.cores else 1.0
-        first_half = self._half_width([run.first_batch_s for run in runs], _FIRST_NOISE) * crowded
+        half = self._half_width([run.total_s for run in runs], RULES.noise)
+        crowded = RULES.crowded if setting.num_workers > self.costs.cores else 1.0
+        first_half = self._half_width([run.first_batch_s for run in runs], RULES.first_noise) * crowded
         return Prediction(
             setting=setting,
             items=items,
@@ -85,29 +100,29 @@ class Predictor:
             interval_s=(total * (1 - half), total * (1 + half)),
             first_batch_s=first,
             first_batch_interval_s=(first * max(0.0, 1 - first_half), first * (1 + first_half)),
-            steady_items_per_s=self._steady(chosen, setting, load),
+            steady_items_per_s=self._steady_rate(chosen, setting, amount),
             wait_share=min(1.0, chosen.waited_s / max(chosen.total_s, 1e-12)),
             limited_by=_limit(self.costs, setting, chosen),
         )
 
-    def _steady(self, seen: Seen, setting: Setting, load: Load) -> float:
-        """Items a second once the first batches of all workers are through; where there are too few batches to tell, of
-        a run that has more."""
+    def _steady_rate(self, run: SimulatedRun, setting: Setting, amount: Amount) -> float:
+        """Items per second after the first batches of all workers. A run with too few batches is simulated again with
+        more."""
         skip = max(3, setting.num_workers)
-        if len(seen.moments_s) <= 2 * skip:
-            load = replace(load, items=4 * (skip + setting.prefetch_factor) * setting.batch_size, epochs=1)
-            seen = simulate(self.costs, setting, load)
-        moments = seen.moments_s
-        last = load.last(setting.batch_size)
-        items = (len(moments) - skip - 1) * setting.batch_size + last
-        return items / max(moments[-1] - moments[skip - 1], 1e-12)
+        if len(run.step_ends_s) <= 2 * skip:
+            amount = replace(amount, items=4 * (skip + setting.prefetch_factor) * setting.batch_size, epochs=1)
+            run = simulate(self.costs, setting, amount)
+        ends = run.step_ends_s
+        items = (len(ends) - skip - 1) * setting.batch_size + amount.last(setting.batch_size)
+        return items / max(ends[-1] - ends[skip - 1], 1e-12)
 
     def _half_width(self, totals: Sequence[float], least: float) -> float:
-        """Relative: what the probes' own replay missed or the noise of any run, what resampled items differ by, and how
-        much faster or slower the machine became while it was probed."""
+        """Relative half-width: root sum of squares of the replay error (at least `least`), the spread over resampled
+        items, and the drift of the machine."""
         centre = median(totals)
         spread = (max(totals) - min(totals)) / 2 / max(centre, 1e-12)
-        return min(0.9, float(np.linalg.norm([max(least, 1.5 * self.residual), spread, self.drift])))
+        replayed = max(least, RULES.residual_weight * self.residual)
+        return min(RULES.widest, float(np.linalg.norm([replayed, spread, self.drift])))
 
 
 def predict(
@@ -119,35 +134,38 @@ def predict(
     cores: float | None = None,
     faster: dict[str, float] | None = None,
 ) -> Prediction:
-    """What `setting` would cost for `items` items, from probes alone: neither model nor data is needed."""
+    """What `setting` would cost for `items` items, from probes alone: neither model nor data is needed.
+
+    Without `items`, an epoch of the probed data set. Raises InputError if its length is not known.
+    """
     return Predictor(probes, cores=cores, faster_stages=faster).predict(
         setting, items_of(probes) if items is None else items, epochs=epochs
     )
 
 
 def items_of(probes: Probes) -> int:
-    """How many items an epoch has; a stream of unknown length must be told."""
+    """How many items an epoch has. Raises InputError for a stream of unknown length."""
     if probes.subject.items is None:
         raise InputError(NO_LENGTH)
     return probes.subject.items
 
 
 def _residual(costs: Costs, probes: Probes) -> float:
-    """How far off the replay of the probes' own loading runs is, relative, for four in five of them.
+    """The relative replay error: how far a simulation of the probes' own loading runs is off.
 
-    What that may be by chance, as the replay draws other items than the run had, is taken off.
+    The replay draws other items than the run had. The error expected from that is taken off.
     """
-    quiet = replace(costs, step=Step())
-    differ = float(costs.spread.std() / max(costs.spread.mean(), 1e-12))
+    quiet = replace(costs, step=StepCosts())
+    deviation = float(costs.spread.std() / max(costs.spread.mean(), 1e-12))
     misses = []
     for run in probes.of("load"):
-        seen = simulate(quiet, _setting(run), Load(items=sum(run.items)))
+        replayed = simulate(quiet, _setting(run), Amount(items=sum(run.items)))
         steps = (done - got for got, done in zip(run.got_s, run.done_s, strict=True))
         loading = run.total_s - (0.0 if run.num_workers else sum(steps))
-        miss = seen.total_s / loading - 1 if loading > 0 else 0.0
-        by_chance = differ / math.sqrt(len(run.items) if costs.by_batch else sum(run.items))
+        miss = replayed.total_s / loading - 1 if loading > 0 else 0.0
+        by_chance = deviation / math.sqrt(len(run.items) if costs.by_batch else sum(run.items))
         misses.append(math.sqrt(max(0.0, miss**2 - by_chance**2)))
-    return float(np.quantile(misses, 0.8)) if misses else 0.0
+    return float(np.quantile(misses, RULES.residual_quantile)) if misses else 0.0
 
 
 def _setting(run: Run) -> Setting:
@@ -159,34 +177,33 @@ def _setting(run: Run) -> Setting:
     )
 
 
-def _limit(costs: Costs, setting: Setting, seen: Seen) -> str:
-    if seen.first_batch_s > 0.5 * seen.total_s:
+def _limit(costs: Costs, setting: Setting, run: SimulatedRun) -> str:
+    """What takes most of a simulated run: a code as in `Prediction.limited_by`."""
+    if run.first_batch_s > 0.5 * run.total_s:
         return "start"
-    if seen.waited_s < 0.5 * seen.total_s:
+    if run.waited_s < 0.5 * run.total_s:
         return "step"
     loading = costs.worker_item_s.at(setting.batch_size) * setting.batch_size
     stages = {name: share * loading for name, share in costs.shares.items() if "." not in name}
     stages["collate"] = costs.collate_s.at(setting.batch_size)
-    if setting.num_workers and seen.received_s > 0.5 * seen.waited_s:
+    if setting.num_workers and run.received_s > 0.5 * run.waited_s:
         return "send"
     return max(stages, key=lambda name: stages[name]) if stages else "load"
 
 
 def with_pinning(setting: Setting, probes: Probes) -> Setting:
-    """The setting with the choice about pinned memory made as the probes made it."""
+    """The setting with pinned memory as in the probes, if it leaves that open."""
     pinned = any(run.pinned for run in probes.runs) if setting.pin_memory is None else setting.pin_memory
     return msgspec.structs.replace(setting, pin_memory=pinned)
 
 
-_GRID_WORKERS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-
-
-def landscape(predictor: Predictor, probes: Probes, items: int, *, epochs: int = 1) -> list[Prediction]:
+def landscape(predictor: Predictor, items: int, *, epochs: int = 1) -> list[Prediction]:
     """Every batch size between the least and the largest that were probed, with workers up to twice the cores."""
+    probes = predictor.probes
     sizes = [run.batch_size for run in probes.runs]
     least, most = min(sizes), max(sizes)
     between = [2**power for power in range(31) if least <= 2**power <= most]
-    counts = [count for count in _GRID_WORKERS if count <= 2 * max(1.0, predictor.costs.cores)]
+    counts = [count for count in WORKER_COUNTS if count <= 2 * max(1.0, predictor.costs.cores)]
     settings = [
         with_pinning(Setting(batch_size=size, num_workers=count), probes)
         for size in sorted({least, *between, most})
@@ -196,7 +213,7 @@ def landscape(predictor: Predictor, probes: Probes, items: int, *, epochs: int =
 
 
 def parse_faster(texts: Sequence[str]) -> dict[str, float]:
-    """`decode=2x`, `step=3`."""
+    """The factors in `decode=2x` or `step=3`. Raises InputError for anything else."""
     changes = {}
     for text in texts:
         name, _, times = text.partition("=")

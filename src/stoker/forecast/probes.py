@@ -1,43 +1,45 @@
-"""What was measured of a workload and a machine so that any setting can be predicted: raw samples, and nothing derived.
+"""Probes: short runs of the real loop, kept as raw samples so that any setting can be predicted from them.
 
-A probe is a short run of the real loop. `costs.py` turns probes into costs, `loader.py` costs into predictions.
+`fit.py` turns probes into costs, `simulate.py` turns costs into predictions.
 """
 
 from collections.abc import Iterable
 
 import msgspec
 
+from stoker.analysis.spans import PER_EPOCH
 from stoker.errors import InputError
 from stoker.records import Facts, Kind, Machine, Probes, Run, Trial, decode
 from stoker.records.probes import PROBES_VERSION
 
-_ITEM_STAGES = ("read", "decode", "transform", "item")
+_LOADING = ("read", "decode", "transform", "item", "collate")
+"""Stages of loading items. Their named parts have names like `transform.Resize`."""
+_NOT_DEVICE = (*PER_EPOCH, "wait", "other")
+"""Stages of the loop that are not a step's."""
 
 
 def facts_of(machine: Machine) -> Facts:
-    """What of a machine bounds a loader."""
+    """What bounds a loader on this machine."""
     host = machine.host
     return Facts(
         usable_cores=machine.cpu.usable,
-        memory_bytes=host.limit_bytes,
         available_bytes=host.available_bytes,
         shm_free_bytes=host.shm_free_bytes,
         open_files=host.open_files_soft,
-        gpu_memory_bytes=machine.gpus[0].memory_total_bytes if machine.gpus else None,
     )
 
 
 def read(data: bytes) -> Probes:
-    """Probes from a file's bytes, checked."""
+    """Probes from the bytes of a file. Raises InputError if they are of another version or incomplete."""
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
     except msgspec.MsgspecError:
-        version = PROBES_VERSION  # what is wrong with it is said below
+        version = PROBES_VERSION  # decoding the whole says what is wrong
     if version != PROBES_VERSION:
         raise InputError(f"these probes have version {version}, this Stoker reads {PROBES_VERSION}: probe again")
     probes = decode(data, Probes)
-    if not probes.machine.usable_cores > 0 or not all(map(_holds_together, probes.runs)):
-        raise InputError("these probes do not hold together, as if a part were missing: probe again")
+    if not probes.machine.usable_cores > 0 or not all(map(_is_complete, probes.runs)):
+        raise InputError("these probes are incomplete: probe again")
     return probes
 
 
@@ -45,8 +47,8 @@ class _Versioned(msgspec.Struct):
     version: int = PROBES_VERSION
 
 
-def _holds_together(run: Run) -> bool:
-    """Whether every list has a value for each batch, or none at all."""
+def _is_complete(run: Run) -> bool:
+    """Whether every list has a value for each batch; lists of workers may all be empty instead."""
     count = len(run.items)
     always = (run.asked_s, run.got_s, run.done_s, run.bytes)
     maybe = (run.worker, run.began_s, run.ended_s, run.cpu_s, run.collate_s)
@@ -60,7 +62,7 @@ def _holds_together(run: Run) -> bool:
 
 
 def run_of(trial: Trial, kind: Kind) -> Run:
-    """What a finished trial tells a prediction."""
+    """The samples of a finished trial that predictions use."""
     line, log, setting = trial.timeline, trial.workers, trial.setting
     compute = [name for name, stage in trial.stages.items() if stage.clock == "loop" and name not in _NOT_DEVICE]
     rows = [trial.stages[name].samples_s for name in compute]
@@ -85,14 +87,10 @@ def run_of(trial: Trial, kind: Kind) -> Run:
         send_s=_samples(trial, "send", 0),
         pin_s=_samples(trial, "pin", 0),
         device_s=_all_short(sum(values) for values in zip(*rows, strict=True)),
-        copy_s=_samples(trial, "copy", 0),
         update_s=_samples(trial, "update", 0),
         item_s=_all_short(log.item_s),
         stages_s=_item_stages(trial),
     )
-
-
-_NOT_DEVICE = ("start", "wait", "stop", "score", "other")
 
 
 def _samples(trial: Trial, stage: str, count: int) -> tuple[float, ...]:
@@ -100,14 +98,13 @@ def _samples(trial: Trial, stage: str, count: int) -> tuple[float, ...]:
 
 
 def _item_stages(trial: Trial) -> dict[str, float]:
-    """Seconds of every named part of loading items, and of collating."""
-    kept = (*_ITEM_STAGES, "collate")
+    """Seconds of each stage of loading, and of its named parts."""
     stages = trial.stages.items()
-    return {name: _short(stage.total_s) for name, stage in stages if name.partition(".")[0] in kept}
+    return {name: _short(stage.total_s) for name, stage in stages if name.partition(".")[0] in _LOADING}
 
 
 def _short(seconds: float) -> float:
-    """To a tenth of a microsecond: finer than any clock here, and half the file."""
+    """Rounded to 0.1 µs: finer than any clock here, and half the size of the file."""
     return round(seconds, 7)
 
 

@@ -4,16 +4,32 @@ import math
 from collections.abc import Iterator, Mapping
 
 from stoker.machine.gpu import visible
-from stoker.records import Gpu, GpuProcess, Hint, Machine
+from stoker.records import Gpu, GpuProcess, Hint, Machine, Record, Setting
 from stoker.units import format_bytes, format_workers
 
 # A usual batch: 64 float32 images of 3 x 224 x 224, with 2 workers that keep 2 batches each, and 2 on their way.
 USUAL_BATCH_BYTES = 64 * 602_112
 USUAL_SHM_BYTES = (2 * 2 + 2) * USUAL_BATCH_BYTES
 
-# Counted on stock PyTorch: a worker costs its parent about 6 open files while it runs; batches that are kept cost more.
-FILES_PER_WORKER = 8
-FILES_BESIDE_WORKERS = 256
+
+class LoaderFiles(Record, frozen=True):
+    """How many files a process with a DataLoader has open. `doctor` and `tune` count alike."""
+
+    per_worker: int = 6
+    """Counted on stock PyTorch: pipes and sockets of one worker."""
+    tensors_per_batch: int = 2
+    """Each tensor on its way through shared memory keeps a file open. Most batches are inputs and targets."""
+    beside: int = 64
+    """Files of Python, torch, the data set and the script itself."""
+
+    def needed(self, setting: Setting) -> int:
+        """Open files of a setting's loader; 0 without workers."""
+        if not setting.num_workers:
+            return 0
+        return self.tensors_per_batch * setting.in_flight_batches + self.per_worker * setting.num_workers + self.beside
+
+
+LOADER_FILES = LoaderFiles()
 
 # A desktop takes a little of a GPU, and so does the driver; beyond this share a batch that should fit may not.
 GPU_SHARE_TAKEN = 0.15
@@ -98,7 +114,7 @@ def _shared_memory(machine: Machine) -> Iterator[Hint]:
 
 def _open_files(machine: Machine) -> Iterator[Hint]:
     host = machine.host
-    need = FILES_BESIDE_WORKERS + FILES_PER_WORKER * _whole(machine.cpu.usable)
+    need = LOADER_FILES.needed(Setting(num_workers=_whole(machine.cpu.usable)))
     if host.open_files_soft >= need:
         return
     enough = max(65_536, need)

@@ -80,14 +80,20 @@ class Opened:
             feed = _rest_in_memory(feed, step, extent, alike=dataset is not self.dataset)
             feed.notes.extend([*unused, *_place(extent, self.files)])
             loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
-        if setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself:
+        updates_itself = setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself
+        if updates_itself:
             feed.notes.append(OWN_UPDATES)
         elif setting.accumulate > len(loop.items) and self.mode == "train":
             feed.notes.append(
                 f"{len(loop.items)} batches are fewer than the {setting.accumulate} of one update: none was made"
             )
         trial = Trial(
-            outcome="done", workload=self._subject(step), setting=setting, extent=extent, notes=tuple(feed.notes)
+            outcome="done",
+            workload=self._subject(step),
+            setting=setting,
+            extent=extent,
+            notes=tuple(feed.notes),
+            updates_itself=updates_itself,
         )
         return measured(trial, loop, began, done, scores, device, self.see_machine())
 

@@ -2,7 +2,10 @@
 
 from stoker.records.answers import (
     METHODS,
+    AlgebraAnswer,
+    AlgebraTiming,
     Attempt,
+    Bound,
     Candidate,
     InterruptedTune,
     Limit,
@@ -75,7 +78,10 @@ __all__ = [
     "OWN_UPDATES",
     "SCHEMA",
     "WORKER_STAGES",
+    "AlgebraAnswer",
+    "AlgebraTiming",
     "Attempt",
+    "Bound",
     "Candidate",
     "Clock",
     "Cpu",

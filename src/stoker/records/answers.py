@@ -1,7 +1,10 @@
 """What Stoker answers: limits, predictions, plans, verdicts, remedies."""
 
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records.base import Record
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Prediction(Record, frozen=True):
-    """What a run would cost. `first_batch_s` counts from the start, workers' forking included.
+    """What a run would cost. `first_batch_s` counts from the start of the run, which includes forking the workers.
 
     `limited_by` is `start`, `step`, `send` (moving batches to the loop), or the stage of loading that takes most.
     """
@@ -33,7 +36,7 @@ class Prediction(Record, frozen=True):
 
 
 class Objective(Record, frozen=True):
-    """`items` of each of `epochs` passes; `throughput` leaves start-up out."""
+    """What is minimised: the time of `epochs` passes over `items` items, or (`throughput`) without starting up."""
 
     items: int
     epochs: int = 1
@@ -46,11 +49,15 @@ class Objective(Record, frozen=True):
 
 
 FAR_APART = 1.1
-"""Two runs of one setting that differ by more than this factor: the longer one was disturbed."""
+"""If two runs of one setting differ by more than this factor, the longer one was disturbed."""
 
 
 class Measured(Record, frozen=True):
-    """What runs of one setting said. `samples_s` are the seconds of the objective, one a run."""
+    """What runs of one setting took.
+
+    `samples_s` has the seconds of the objective for each run, `run_s` the seconds of the run itself, which may have
+    been shorter. `disturbed`: other processes disturbed every run.
+    """
 
     samples_s: tuple[float, ...]
     run_s: tuple[float, ...]
@@ -61,23 +68,29 @@ class Measured(Record, frozen=True):
 
     @property
     def total_s(self) -> float:
-        """The middle of all runs; of two that are far apart the better, as what disturbs a run only makes it longer."""
+        """The median of all runs. Of two runs that are far apart, the shorter: disturbances only make a run longer."""
         least = min(self.samples_s)
         return least if len(self.samples_s) == 2 and max(self.samples_s) > FAR_APART * least else median(self.samples_s)
 
 
+Bound = Literal["device_memory", "shm", "host_memory", "open_files", "cpus"]
+"""What a machine may have too little of for a setting."""
+
+
 class RuledOut(Record, frozen=True):
-    """A setting that was not considered, and which bound said so."""
+    """A setting that was not considered, and the bound that it breaks."""
 
     batch_size: int
     num_workers: int
-    bound: str
+    bound: Bound
     sentence: str
 
 
 class Candidate(Record, frozen=True):
-    """A setting with what it was predicted to cost, and what it did where it was run. What a person has now is run too
-    where it is not among what they `asked_for`; it is never the plan then."""
+    """A setting with its predicted cost, and its measured cost if it was run.
+
+    The current setting is run even if the request does not allow it. Then it is not `asked_for` and never the plan.
+    """
 
     setting: Setting
     predicted_s: float
@@ -99,11 +112,16 @@ class Candidate(Record, frozen=True):
 
 
 class Remedy(Record, frozen=True):
-    """One change, and the predicted seconds before and after it."""
+    """One change, and the predicted seconds before and after it.
+
+    `changes` has the fields of the setting that it changes, with their new values. It is empty for a change of anything
+    else.
+    """
 
     change: str
     before_s: float
     after_s: float
+    changes: dict[str, int | float | bool | str] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -111,16 +129,52 @@ class Remedy(Record, frozen=True):
 
 
 class Verdict(Record, frozen=True):
+    """The stage that costs a run most of its time, and its share."""
+
     bottleneck: str
     share: float
     sentence: str
 
 
-Planner = Literal["simulate", "thesis", "grid"]
+Planner = Literal["simulate", "algebra", "grid"]
+
+
+class AlgebraTiming(Record, frozen=True):
+    """Seconds of a batch with 0 workers: t_d to load it, t_g to compute it on one GPU."""
+
+    batch_size: int
+    load_s: float
+    compute_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.load_s / self.compute_s if self.compute_s > 0 else inf
+
+
+class AlgebraAnswer(Record, frozen=True):
+    """The answer of the algebra, and what it follows from.
+
+    `ratio` is the t_d / t_g that sets the workers; `ratio_spread` says by how much the ratios of the timed batch sizes
+    differ. `bound_by` is the constraint that stopped the batch from growing. `most_workers` is how many workers host
+    memory allows at this batch.
+    """
+
+    batch_size: int
+    num_workers: int
+    ratio: float
+    ratio_spread: float | None
+    bound_by: Literal["max_batch", "host_memory"]
+    most_workers: int
+    item_bytes: int
+    memory_bytes: int
+    timings: tuple[AlgebraTiming, ...]
 
 
 class Plan(Record, frozen=True):
-    """What to set, what it was predicted to cost and what it did, beside the current setting and the runners-up."""
+    """What to set, its predicted and measured cost, the current setting and the runners-up.
+
+    `algebra` is there if the planner was the algebra.
+    """
 
     batch_size: int
     num_workers: int
@@ -145,10 +199,11 @@ class Plan(Record, frozen=True):
     notes: tuple[str, ...]
     seconds: float
     probe_s: float
+    algebra: AlgebraAnswer | None = None
 
     @property
     def gain(self) -> float | None:
-        """How many times faster than the current setting, as measured."""
+        """How many times faster than the current setting, as measured; None if one of them was not run."""
         if self.current is None or self.current.measured is None or self.measured is None:
             return None
         return self.current.measured.total_s / self.measured.total_s
@@ -165,12 +220,12 @@ class Plan(Record, frozen=True):
 
     @property
     def line(self) -> str:
-        """A line to paste."""
+        """The line of Python that makes the planned loader."""
         options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
         return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in options.items())})"
 
     def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
-        """A DataLoader as planned; `options` (shuffle, collate_fn, ...) are passed on and win."""
+        """A DataLoader as planned. `options` (shuffle, collate_fn, ...) are passed on and override the plan."""
         from torch.utils.data import DataLoader
 
         planned = self.options
@@ -252,7 +307,7 @@ class Limit(Record, frozen=True):
 class MethodRow(Record, frozen=True):
     """One method's answer, or why it has none. `error` is (estimate − truth) / truth; the truth is what `search` ran.
 
-    The thesis' own error (5.1) has the other sign.
+    The error of the two-point method's author (5.1) has the other sign.
     """
 
     method: Method

@@ -80,10 +80,33 @@ def parse(data: bytes) -> Record:
         raise InputError(f"its kind is {kind!r}, which this Stoker does not know" if kind else "Stoker did not save it")
     if kind == "stalls" and "trials" in document:
         document = {**document, **document["trials"]}
+    if kind == "plan":
+        document = _plan_with_codes(document)
     try:
         return msgspec.convert(document, type=KINDS[kind], strict=True)
     except (msgspec.ValidationError, InputError) as error:
         raise InputError(f"this {kind} cannot be read: {error}") from None
+
+
+_OLD_BOUNDS = {
+    "device memory": "device_memory",
+    "/dev/shm": "shm",
+    "host memory": "host_memory",
+    "file descriptors": "open_files",
+    "CPUs": "cpus",
+}
+"""Bounds in plans from before they were codes."""
+
+
+def _plan_with_codes(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan with the present names of its planner and its bounds."""
+    if document.get("planner") == "thesis":
+        document = {**document, "planner": "algebra"}
+    rows = document.get("ruled_out")
+    if isinstance(rows, list) and all(isinstance(row, dict) for row in rows):
+        new = [{**row, "bound": _OLD_BOUNDS.get(str(row.get("bound")), row.get("bound"))} for row in rows]
+        document = {**document, "ruled_out": new}
+    return document
 
 
 def _recognised(document: dict[str, Any]) -> str | None:

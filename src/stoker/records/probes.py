@@ -1,4 +1,8 @@
-"""Raw samples of short runs, from which any setting of a workload can be predicted."""
+"""Raw samples of short runs, from which any setting of a workload can be predicted.
+
+A `Run` is not a `Trial`: a probes file holds about twenty runs, and a trial repeats the machine, the gauges and every
+stage for each of them.
+"""
 
 from typing import Literal
 
@@ -9,26 +13,28 @@ from stoker.records.task import Setting
 from stoker.records.trial import Subject
 
 Kind = Literal["load", "slow", "transport", "step", "crowded", "kept", "single"]
-"""What a run was for: loading alone; with a slow consumer; large batches of items kept in memory; steps alone; steps
-beside busy workers; loading with a malloc that keeps what is freed; loading without workers, with one thread."""
+"""What a run was for.
+
+`load`: loading alone. `slow`: with a consumer that lets batches wait. `transport`: large batches of a few items that
+are loaded once. `step`: steps alone. `crowded`: steps beside a worker that loads. `kept`: loading with a malloc that
+keeps freed memory. `single`: loading without workers, with one thread.
+"""
 
 
 PROBES_VERSION = 1
 
 
 class Facts(Record, frozen=True):
-    """What of the machine bounds a loader. `usable_cores` is the least of affinity and quota."""
+    """What bounds a loader on this machine. `usable_cores` is the least of CPU affinity and quota."""
 
     usable_cores: float
-    memory_bytes: int
     available_bytes: int
     shm_free_bytes: int | None
     open_files: int
-    gpu_memory_bytes: int | None = None
 
 
 class Run(Record, frozen=True):
-    """One short run of the loop, a sample a batch (`item_s`: one an item); moments are seconds after its start."""
+    """One short run of the loop, with a sample for each batch (`item_s`: each item). Moments count from its start."""
 
     kind: Kind
     batch_size: int
@@ -50,21 +56,22 @@ class Run(Record, frozen=True):
     send_s: tuple[float, ...] = ()
     pin_s: tuple[float, ...] = ()
     device_s: tuple[float, ...] = ()
-    copy_s: tuple[float, ...] = ()
     update_s: tuple[float, ...] = ()
     item_s: tuple[float, ...] = ()
     stages_s: dict[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def load_s(self) -> tuple[float, ...]:
-        """What each batch's items took, collating left out."""
+        """Seconds of each batch in its worker, without collating."""
         rows = zip(self.began_s, self.ended_s, self.collate_s, strict=True)
         return tuple(ended - began - collate for began, ended, collate in rows)
 
 
 class Probes(Record, frozen=True):
-    """All that a prediction needs: the machine, the workload in words, and the runs. Where a step `ran_out` of memory,
-    larger ones do too."""
+    """All that a prediction needs: the machine, a description of the workload, and the runs.
+
+    `ran_out`: a step ran out of device memory, so larger ones do too.
+    """
 
     subject: Subject
     machine: Facts

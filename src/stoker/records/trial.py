@@ -100,7 +100,8 @@ class Trial(Record, frozen=True):
 
     `task` says what was asked and `when` the run began. `interference` is how many CPUs other processes used meanwhile,
     and `idle_cpus` how many nobody used; None where the system does not say. `reference_s` are times of a short fixed
-    job right before the run: they tell how fast the machine was at that moment.
+    job right before the run: they tell how fast the machine was at that moment. `updates_itself`: the setting
+    accumulates, but the workload's own step makes its updates itself.
     """
 
     outcome: Outcome
@@ -124,6 +125,7 @@ class Trial(Record, frozen=True):
     task: Task | None = None
     when: datetime | None = None
     reference_s: tuple[float, ...] = ()
+    updates_itself: bool = False
 
     @property
     def first_batch_s(self) -> float | None:

@@ -1,17 +1,39 @@
-"""What a plan has to say beside its figures: what was not run and why, and what to mind."""
+"""Notes of a plan: what was not run and why, why this setting was chosen, and what to mind."""
 
 from collections.abc import Iterator, Sequence
 
-from stoker.forecast.probe_runs import why
-from stoker.records import OWN_UPDATES, Candidate, Probes, RuledOut, Setting, Trial
-from stoker.tuning.candidates import Request
-from stoker.tuning.contest import KNEE, why_not_the_quickest
-from stoker.units import format_workers
+from stoker.forecast.runner import why
+from stoker.records import (
+    OWN_UPDATES,
+    AlgebraAnswer,
+    Candidate,
+    Mode,
+    Probes,
+    Record,
+    RuledOut,
+    Setting,
+    Trial,
+)
+from stoker.tuning.contest import RULES as CONTEST
+from stoker.tuning.contest import standings
+from stoker.tuning.request import TuneRequest
+from stoker.units import format_bytes, format_workers
 
-_FAR_OFF = 2.0
+
+class NoteRules(Record, frozen=True):
+    """When a note is worth a line."""
+
+    far_off: float = 2.0
+    """A plan that took this many times what was predicted, or less than the inverse, was predicted badly."""
+    over_budget: float = 1.25
+    """Tuning may take this many times its budget before a note says so."""
+
+
+RULES = NoteRules()
 
 
 def named(setting: Setting) -> str:
+    """A setting in words."""
     ahead = f", {setting.prefetch_factor} ahead" if setting.num_workers and setting.prefetch_factor != 2 else ""
     return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}{ahead}"
 
@@ -21,34 +43,35 @@ def unfinished(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def budget_notes(spent_s: float, budget_s: float) -> Iterator[str]:
-    if spent_s > 1.25 * budget_s:
+    """A note if tuning took much longer than its budget."""
+    if spent_s > RULES.over_budget * budget_s:
         yield f"tuning took {spent_s:.0f} s, more than its budget of {budget_s:g} s: it runs no less than this"
 
 
 def run_notes(
-    trials: Sequence[Trial], ran: Sequence[Candidate], wish: Request, out: Sequence[RuledOut]
+    trials: Sequence[Trial], ran: Sequence[Candidate], request: TuneRequest, out: Sequence[RuledOut]
 ) -> Iterator[str]:
-    """Of runs that were disturbed, failed, or not made."""
+    """Notes on runs that were disturbed, that failed, or that were not made."""
     if any(each.measured is not None and each.measured.disturbed for each in ran):
-        yield "other processes took the CPUs during the runs: figures are unstable, tune again when it is calm"
-    if wish.gpus > 1:
+        yield "other processes took the CPUs during the runs: figures are unstable, tune again on an idle machine"
+    if request.gpus > 1:
         yield (
-            f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for {wish.gpus} "
-            "that share them"
+            f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
+            f"{request.gpus} that share them"
         )
-    if any(OWN_UPDATES in trial.notes for trial in trials):
+    if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))
     if all(each.measured is None for each in ran):
         yield "nothing could be run within the budget: the plan is predicted only"
-    if not any(wish.is_current(each.setting) for each in ran):
-        yield from (f"the current setting was not run: {each.sentence}" for each in out if wish.is_current(each))
+    if not any(request.is_current(each.setting) for each in ran):
+        yield from (f"the current setting was not run: {each.sentence}" for each in out if request.is_current(each))
 
 
 def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
-    """Where the choice is not what one would expect."""
-    yield from why_not_the_quickest(best, ran)
-    if best.measured is not None and not 1 / _FAR_OFF < best.seconds / best.predicted_s < _FAR_OFF:
+    """Notes on a choice that is not what one would expect."""
+    yield from not_the_quickest_notes(best, ran)
+    if best.measured is not None and not 1 / RULES.far_off < best.seconds / best.predicted_s < RULES.far_off:
         yield (
             f"the plan took {best.seconds / best.predicted_s:.2g} times what was predicted, so others may be better "
             "than they seemed: a larger budget probes more of them"
@@ -57,12 +80,47 @@ def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
     size = largest.setting.batch_size
     if size > best.setting.batch_size and largest.measured and best.measured:
         more = largest.seconds / best.seconds - 1
-        what = f"{more:.0%} longer" if more > KNEE else "as long, and holds more in memory"
-        if more > -KNEE:
-            yield f"not the largest batch, which the thesis would take: {size} took {what}"
+        what = f"{more:.0%} longer" if more > CONTEST.knee else "as long, and holds more in memory"
+        if more > -CONTEST.knee:
+            yield f"a larger batch is not faster here: batch {size} took {what}"
+
+
+def not_the_quickest_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
+    """A note if the chosen setting was notably slower in its runs than another one."""
+    scored = [each for each in ran if each.measured is not None]
+    quickest = min(scored, key=lambda each: each.seconds, default=best)
+    if best not in scored or best.seconds <= quickest.seconds * (1 + CONTEST.knee):
+        return
+    takes = standings(scored)
+    slower = takes[scored.index(quickest)] > takes[scored.index(best)]
+    setting, faster = quickest.setting, best.seconds / quickest.seconds - 1
+    yield (
+        f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {faster:.0%} "
+        f"faster in few runs, and is {'slower' if slower else f'less than {CONTEST.knee:.0%} faster'} by runs and "
+        "predictions together: a larger budget would tell"
+    )
+
+
+def algebra_notes(answer: AlgebraAnswer) -> Iterator[str]:
+    """The equations with their numbers, and the assumption that they rest on."""
+    ratios = ", ".join(f"{timing.ratio:.2g} at batch {timing.batch_size}" for timing in answer.timings)
+    yield f"algebra: t_d / t_g is taken to be the same at every batch, and is {ratios}"
+    workers = format_workers(answer.num_workers)
+    yield f"algebra: the fewest workers that keep up with the step (4.17): {workers}"
+    loaded = answer.num_workers * answer.batch_size * answer.item_bytes
+    yield (
+        f"algebra: W·B·I = {answer.num_workers} · {answer.batch_size} · {format_bytes(answer.item_bytes)} = "
+        f"{format_bytes(loaded)} is below the host memory of {format_bytes(answer.memory_bytes)} (4.10)"
+    )
+    bound = "host memory (4.14)" if answer.bound_by == "host_memory" else "the largest batch allowed (4.16)"
+    yield (
+        f"algebra: the batch is bounded by {bound}; at batch {answer.batch_size} host memory allows "
+        f"{format_workers(answer.most_workers)} (corollary, 4.14)"
+    )
 
 
 def stream_notes(probes: Probes, best: Candidate, trials: Sequence[Trial]) -> Iterator[str]:
+    """Notes on a stream: several workers may repeat it, and it may be shorter than was said."""
     if not probes.subject.stream:
         return
     if best.setting.num_workers > 1:
@@ -72,8 +130,26 @@ def stream_notes(probes: Probes, best: Candidate, trials: Sequence[Trial]) -> It
         )
     short = [trial for trial in trials if trial.outcome == "done" and _ended_early(trial)]
     if short:
-        yield f"the stream ended after {short[0].items} items: the rest is reckoned at the same rate"
+        yield f"the stream ended after {short[0].items} items: the rest is extrapolated at the same rate"
 
 
 def _ended_early(trial: Trial) -> bool:
     return trial.extent.batches is not None and sum(trial.timeline.batches) < trial.extent.batches
+
+
+def global_batch_notes(request: TuneRequest, mode: Mode) -> Iterator[str]:
+    """A note if an effective batch was asked for, but there are no updates."""
+    if request.global_batch is not None and mode == "infer":
+        yield "inference has no updates: a global batch only says which sizes may be chosen"
+
+
+def training_notes(request: TuneRequest, mode: Mode, batch_size: int, items: int | None) -> Iterator[str]:
+    """A note if the plan changes the number of updates."""
+    if mode != "train" or request.global_batch is not None or request.current is None or items is None:
+        return
+    before, after = (-(-items // size) for size in (request.current.batch_size, batch_size))
+    if before != after:
+        yield (
+            f"training: {after} updates an epoch instead of {before}; adapt the learning rate, "
+            f"or keep the effective batch with --global-batch {request.current.batch_size}"
+        )

@@ -1,76 +1,48 @@
-"""What to set: probe a little, predict every setting, run the best few in turns, and answer with the best of those."""
+"""What to set: probe a little, predict every setting, run the best few in rounds, answer with the best measured one."""
 
-import math
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import get_args
+from typing import Any
 
 from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent
 from stoker.measure.session import run_script
 from stoker.memory.limit import limit
-from stoker.records import Mode, Plan, Planner, Precision, Setting, WorkloadSpec
-from stoker.tuning.candidates import Request, parse_current
+from stoker.records import Plan, Planner, WorkloadSpec
+from stoker.tuning.request import TuneRequest
 from stoker.tuning.tuner import Tuner, ceiling_of
 from stoker.workload.workload import Workload
 
-__all__ = ["Plan", "Planner", "tune"]
+__all__ = ["Plan", "Planner", "TuneRequest", "tune"]
 
 
 def tune(
     source: Workload | WorkloadSpec | str,
+    request: TuneRequest | None = None,
     *,
-    items: int | None = None,
-    epochs: int = 1,
-    throughput: bool = False,
-    batch_size: int | None = None,
-    max_batch: int | None = None,
-    global_batch: int | None = None,
-    gpus: int = 1,
-    current: Setting | str | None = None,
-    gpu_memory: int | str | None = None,
-    host_memory_bytes: int | None = None,
-    mode: Mode | None = None,
-    device: str = "auto",
-    precision: Precision = "fp32",
-    budget_s: float = 60.0,
-    planner: Planner = "simulate",
     on_event: OnEvent | None = None,
+    **options: Any,
 ) -> Plan:
-    """Find the batch size and the workers that finish soonest, and prove it with runs."""
+    """Find the batch size and the workers that finish soonest, and prove it with runs.
+
+    The options are the fields of `TuneRequest`: `tune(workload, items=10_000, max_batch=256, budget_s=60)`. Raises
+    InputError for options that make no sense, for a workload that cannot be run, and if nothing fits the machine.
+    """
     began = perf_counter()
+    if request is not None and options:
+        raise InputError("give tune a TuneRequest or options, not both")
+    request = request or TuneRequest.of(**options)
     source = WorkloadSpec(spec=source) if isinstance(source, str) else source
-    current = parse_current(current) if isinstance(current, str) else current
-    wish = Request(batch_size=batch_size, max_batch=max_batch, global_batch=global_batch, gpus=gpus, current=current)
-    for name, value in (("items", items), ("epochs", epochs)):
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
-    if not 0 < budget_s < math.inf:
-        raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
-    if planner not in get_args(Planner):
-        raise InputError(f"no such planner: {planner!r}; choose {', '.join(get_args(Planner))}")
-    find = partial(limit, source, mode=mode, precision=precision, device=_gpu(device), on_event=on_event)
-    ceiling = ceiling_of(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
-    tuner = Tuner(
-        wish=wish,
-        ceiling=ceiling,
-        asked=(items, epochs, throughput),
-        host_memory_bytes=host_memory_bytes,
-        precision=precision,
-        budget_s=budget_s,
-        planner=planner,
-        on_event=on_event,
-        began=began,
-    )
-    plan = run_script(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
-    if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
+    # The GPU whose memory counts is the one that is tuned for.
+    gpu = request.device if request.device.startswith("cuda") else "auto"
+    find = partial(limit, source, mode=request.mode, precision=request.precision, device=gpu, on_event=on_event)
+    ceiling = ceiling_of(find(gpu_memory=request.gpu_memory)) if request.gpu_memory is not None else None
+    tuner = Tuner(request, ceiling=ceiling, began=began, on_event=on_event)
+    run = partial(run_script, source, mode=request.mode, device=request.device, on_event=on_event)
+    plan = run(tuner.script())
+    if plan is None:  # a step ran out of device memory: find the ceiling between two sessions, then go on
         with suppress(InputError, MachineError):
             tuner.ceiling = ceiling_of(find())
-        plan = run_script(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
+        plan = run(tuner.choose())
     return plan
-
-
-def _gpu(device: str) -> str:
-    """Which GPU's memory is asked about, where it is one of several."""
-    return device if device.startswith("cuda") else "auto"

@@ -1,7 +1,7 @@
 """One tuning, from the first probe to the plan: probes, predictions, runs, and the choice."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,23 +13,35 @@ from stoker.events import AnyEvent, OnEvent, ProbesReady, RunEnded, RunStarted
 from stoker.forecast.constraints import Bounds, bounds_of
 from stoker.forecast.predictor import Predictor, items_of
 from stoker.forecast.probe import prober as prober_of
-from stoker.forecast.probe_runs import unusable
+from stoker.forecast.runner import unusable
 from stoker.measure.session import Script
-from stoker.records import Candidate, Limit, Objective, Plan, Planner, Precision, Probes, RuledOut, Setting, Trial
-from stoker.tuning.candidates import Request, candidates_of, larger
-from stoker.tuning.contest import Listener, contend, everything, knee, thesis
-from stoker.tuning.notes import budget_notes, choice_notes, named, run_notes, stream_notes, unfinished
-from stoker.tuning.remedies import remedies, waited
+from stoker.records import Candidate, Limit, Objective, Plan, Probes, Record, Remedy, RuledOut, Setting, Trial
+from stoker.tuning import notes
+from stoker.tuning.contest import Listener, knee
+from stoker.tuning.planners import PLANNERS, Choice, Chosen
+from stoker.tuning.remedies import remedies, waited_share
+from stoker.tuning.request import TuneRequest
+from stoker.tuning.space import Space, candidates_of, larger_size
 
-_PROBE_SHARE = 0.5
-"""Of the budget, what probing may take; running the best few gets the rest."""
-_TIMES_FURTHER, _FURTHER_SHARE = 2, 0.15
-"""How often larger sizes are probed where the largest seems best, and what each time may take of the budget."""
-_GRADIENT_BYTES = 4
+
+class TunerRules(Record, frozen=True):
+    """How the budget is divided."""
+
+    probe_share: float = 0.5
+    """Probing may take this share of the budget; running the best few gets the rest."""
+    further_times: int = 2
+    """If the largest size seems best, larger sizes are probed up to this many times..."""
+    further_share: float = 0.15
+    """... each time for this share of the budget."""
+    gradient_bytes: int = 4
+    """Bytes of one parameter's gradient."""
+
+
+RULES = TunerRules()
 
 
 class Ceiling(NamedTuple):
-    """The largest batch that the device takes at ease, and what an item takes there."""
+    """The largest batch that the device takes without retries of its allocator, and the bytes of an item there."""
 
     batch_size: int
     item_bytes: int
@@ -40,157 +52,185 @@ def ceiling_of(found: Limit) -> Ceiling:
 
 
 class Tuner:
-    """One tuning, from the first probe to the plan."""
+    """One tuning as scripts of runs. `ceiling` may be set between `script` and `choose`."""
 
     def __init__(
-        self,
-        *,
-        wish: Request,
-        ceiling: Ceiling | None,
-        asked: tuple[int | None, int, bool],
-        host_memory_bytes: int | None,
-        precision: Precision,
-        budget_s: float,
-        planner: Planner,
-        on_event: OnEvent | None,
-        began: float,
+        self, request: TuneRequest, *, ceiling: Ceiling | None, began: float, on_event: OnEvent | None
     ) -> None:
-        self._wish, self.ceiling, self._asked = wish, ceiling, asked
-        self._host_memory_bytes, self._budget_s, self._planner = host_memory_bytes, budget_s, planner
-        self._on_event, self._began = on_event, began
-        self._base = Setting(precision=precision, persistent_workers=asked[1] > 1)
+        self._request, self._space, self.ceiling = request, Space(request=request), ceiling
+        self._began, self._on_event = began, on_event
+        self._base = Setting(precision=request.precision, persistent_workers=request.epochs > 1)
         self._trials: list[Trial] = []
-        self._more_notes: list[str] = []
+        self._notes: list[str] = []
         self._probes: Probes | None = None
 
-    def talk(self) -> Script[Plan | None]:
-        """All of it in one child; None where it has to stop for the ceiling of device memory."""
+    def script(self) -> Script[Plan | None]:
+        """The whole tuning. Returns None if a step ran out of device memory and the limit must be found first; then
+        `choose` goes on."""
+        request = self._request
         prober = prober_of(
             self._base,
-            self._wish.probe_sizes(self.ceiling and self.ceiling.batch_size),
-            budget_s=_PROBE_SHARE * self._budget_s,
-            host_memory_bytes=self._host_memory_bytes,
-            needs_length=self._asked[0] is None,
+            self._space.probe_sizes(self.ceiling and self.ceiling.batch_size),
+            budget_s=RULES.probe_share * request.budget_s,
+            host_memory_bytes=request.host_memory_bytes,
+            needs_length=request.items is None,
             on_event=self._on_event,
         )
-        probes = yield from prober.talk()
-        self._base = msgspec.structs.replace(self._base, pin_memory=probes.subject.device.startswith("cuda"))
-        self._more_notes += self._wish.effective_notes(probes.subject.mode, probes.subject.items)
-        if probes.subject.batch_sampler:
-            self._wish = self._wish.with_batch(probes.runs[0].batch_size)
-        for _ in range(_TIMES_FURTHER):
-            larger = self._larger(probes)
-            more = larger and (yield from prober.further(larger, _FURTHER_SHARE * self._budget_s))
-            if not larger or not more:
+        probes = yield from prober.script()
+        subject = probes.subject
+        self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
+        request.check_epoch(subject.mode, subject.items)
+        self._notes += notes.global_batch_notes(request, subject.mode)
+        if subject.batch_sampler:
+            self._request = request.with_batch(probes.runs[0].batch_size)
+            self._space = Space(request=self._request)
+        for _ in range(RULES.further_times):
+            size = self._larger_size(probes)
+            more = size and (yield from prober.further(size, RULES.further_share * request.budget_s))
+            if not size or not more:
                 break
-            probes, self._wish = more, msgspec.structs.replace(self._wish, largest=larger)
-        self._tell(ProbesReady(probes=probes))
+            probes, self._space = more, msgspec.structs.replace(self._space, largest=size)
+        self._emit(ProbesReady(probes=probes))
         self._probes = probes
-        if self.ceiling is None and probes.subject.device.startswith("cuda") and probes.ran_out:
+        if self.ceiling is None and _on_gpu(probes) and probes.ran_out:
             return None
-        return (yield from self.rest())
+        return (yield from self.choose())
 
-    def _larger(self, probes: Probes) -> int | None:
-        """A size beyond those that were probed, where nobody set a bound and it is predicted to pay.
+    def choose(self) -> Script[Plan]:
+        """Everything after the probes. Raises InputError if nothing fits the machine, or if all runs fail."""
+        probes = self._probes
+        assert probes is not None
+        objective, per_gpu, predictor = self._objective(probes), self._per_gpu(probes), self._predictor(probes)
+        bounds = bounds_of(
+            probes.machine,
+            host_memory_bytes=self._request.host_memory_bytes,
+            max_batch=self._largest_that_ran(probes),
+            kept_items=self._kept_items(probes),
+            waiting_share=predictor.costs.waiting_share,
+            gpus=self._request.gpus,
+        )
+        found, out = candidates_of(self._space, self._base, predictor, per_gpu, bounds)
+        if not any(each.asked_for for each in found):
+            raise InputError(f"nothing fits this machine: {out[0].sentence}" if out else "there is nothing to choose")
+        chosen = yield from PLANNERS[self._request.planner](self._choice(found, per_gpu, predictor, bounds))
+        self._check(chosen.ran)
+        return self._plan(objective, per_gpu, predictor, chosen, out)
 
-        In training that is only said: how many items an update sees is for a person to choose.
+    def _choice(self, found: Sequence[Candidate], per_gpu: Objective, predictor: Predictor, bounds: Bounds) -> Choice:
+        return Choice(
+            candidates=found,
+            request=self._request,
+            objective=per_gpu,
+            predictor=predictor,
+            bounds=bounds,
+            left_s=max(1.0, self._request.budget_s - (perf_counter() - self._began)),
+            listener=Listener(self._run_started, self._run_ended),
+            on_gpu=_on_gpu(predictor.probes),
+        )
+
+    def _larger_size(self, probes: Probes) -> int | None:
+        """A size beyond those that were probed, if the request bounds nothing and the size is predicted to pay.
+
+        In training this is only a note: how many items an update sees changes what is learned.
         """
-        if self._planner != "simulate" or probes.ran_out:
+        if self._request.planner != "simulate" or probes.ran_out:
             return None
-        items = min(probes.subject.items or self._objective(probes).items, self._share(probes).items)
+        per_gpu = self._per_gpu(probes)
+        items = min(probes.subject.items or self._objective(probes).items, per_gpu.items)
         ceiling = self.ceiling.batch_size if self.ceiling else items
-        found = larger(self._wish, self._base, self._predictor(probes), self._share(probes), min(items, ceiling))
-        if found is None or probes.subject.mode == "infer":
-            return found
-        self._more_notes.append(
-            f"larger batches seem faster still; none above {self._wish.largest} was tried, as a batch is part of what "
-            f"is learned: --max-batch {found} looks further"
+        size = larger_size(self._space, self._base, self._predictor(probes), per_gpu, min(items, ceiling))
+        if size is None or probes.subject.mode == "infer":
+            return size
+        self._notes.append(
+            f"larger batches seem faster still, but the batch size changes what is learned: none above "
+            f"{self._space.largest} was tried; --max-batch {size} looks further"
         )
         return None
 
-    def _predictor(self, probes: Probes) -> Predictor:
-        return Predictor(probes, cores=probes.machine.usable_cores / self._wish.gpus)
+    # ------------------------------------------------------------ events
 
-    def rest(self) -> Script[Plan]:
-        """Everything that follows the probes."""
-        probes = self._probes
-        assert probes is not None
-        objective, per_gpu, predictor = self._objective(probes), self._share(probes), self._predictor(probes)
-        bounds = bounds_of(
-            probes.machine,
-            host_memory_bytes=self._host_memory_bytes,
-            max_batch=self._largest(probes),
-            kept_items=self._kept_items(probes),
-            waiting_share=predictor.costs.waiting_share,
-            gpus=self._wish.gpus,
-        )
-        found, out = candidates_of(self._wish, self._base, probes, predictor, per_gpu, bounds)
-        if not any(each.asked_for for each in found):
-            raise InputError(f"nothing fits this machine: {out[0].sentence}" if out else "there is nothing to choose")
-        ran = yield from self._contest(found, per_gpu, bounds, predictor)
-        self._check(ran)
-        return self._plan(objective, per_gpu, predictor, ran, out)
+    def _run_started(self, setting: Setting) -> None:
+        self._emit(RunStarted(setting=setting, purpose="candidate", text=f"trying {notes.named(setting)}"))
 
-    def _contest(
-        self, found: Sequence[Candidate], objective: Objective, bounds: Bounds, predictor: Predictor
-    ) -> Script[list[Candidate]]:
-        """Run what the planner would run."""
-        left_s = max(1.0, self._budget_s - (perf_counter() - self._began))
-        told = Listener(self._trying, self._keep)
-        if self._planner == "grid":
-            return (yield from everything(found, objective, told))
-        if self._planner == "thesis":
-            ran, note = yield from thesis(found, objective, predictor, self._wish, bounds, left_s, told)
-            self._more_notes.append(note)
-            return ran
-        return (yield from contend(found, self._wish, objective, left_s, told))
-
-    def _trying(self, setting: Setting) -> None:
-        self._tell(RunStarted(setting=setting, purpose="candidate", text=f"trying {named(setting)}"))
-
-    def _keep(self, trial: Trial) -> None:
+    def _run_ended(self, trial: Trial) -> None:
         self._trials.append(trial)
-        self._tell(RunEnded(trial=trial, purpose="candidate"))
+        self._emit(RunEnded(trial=trial, purpose="candidate"))
 
-    def _tell(self, event: AnyEvent) -> None:
+    def _emit(self, event: AnyEvent) -> None:
         if self._on_event:
             self._on_event(event)
 
+    # ------------------------------------------------------------ what the probes say
+
+    def _predictor(self, probes: Probes) -> Predictor:
+        return Predictor(probes, cores=probes.machine.usable_cores / self._request.gpus)
+
     def _objective(self, probes: Probes) -> Objective:
-        items, epochs, throughput = self._asked
-        count = items_of(probes) if items is None else items
-        return Objective(items=count, epochs=epochs, kind="throughput" if throughput else "time")
+        return self._request.objective(items_of(probes) if self._request.items is None else self._request.items)
 
-    def _share(self, probes: Probes) -> Objective:
-        """One GPU's part of it."""
+    def _per_gpu(self, probes: Probes) -> Objective:
+        """One GPU's share of the objective."""
         whole = self._objective(probes)
-        return msgspec.structs.replace(whole, items=math.ceil(whole.items / self._wish.gpus))
+        return msgspec.structs.replace(whole, items=math.ceil(whole.items / self._request.gpus))
 
-    def _largest(self, probes: Probes) -> int | None:
-        """The largest batch whose step ran, where a larger one did not."""
+    def _largest_that_ran(self, probes: Probes) -> int | None:
+        """The ceiling, or the largest batch whose step ran if a larger one did not."""
         if self.ceiling is not None:
             return self.ceiling.batch_size
         return max((run.batch_size for run in probes.of("step")), default=None) if probes.ran_out else None
 
     def _kept_items(self, probes: Probes) -> int:
-        """How many items' memory the gradients take, which an accumulating loop keeps between batches."""
+        """How many items' memory the gradients take that an accumulating loop keeps between batches."""
         if self.ceiling is None or not self.ceiling.item_bytes or probes.subject.mode != "train":
             return 0
-        return -(-_GRADIENT_BYTES * (probes.subject.parameters or 0) // self.ceiling.item_bytes)
+        return -(-RULES.gradient_bytes * (probes.subject.parameters or 0) // self.ceiling.item_bytes)
+
+    # ------------------------------------------------------------ the plan
+
+    def _check(self, ran: Sequence[Candidate]) -> None:
+        """Raises InputError with the first failure if no run finished."""
+        failed = [trial for trial in notes.unfinished(self._trials) if trial.outcome != "timed_out"]
+        if failed and not any(each.measured for each in ran if each.asked_for):
+            raise unusable(failed[0], "not one run of the best settings ended well")
+
+    def _best(self, ran: Sequence[Candidate]) -> Candidate:
+        asked = [each for each in ran if each.asked_for]
+        scored = [each for each in asked if each.measured is not None]
+        return knee(scored) if scored and self._request.planner == "simulate" else asked[0]
+
+    def _trial_of(self, setting: Setting) -> Trial | None:
+        """The last finished run of a setting."""
+        done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
+        return next((trial for trial in done if _same(trial.setting, setting)), None)
+
+    def _remedies(
+        self, predictor: Predictor, setting: Setting, per_gpu: Objective, trial: Trial | None
+    ) -> list[Remedy]:
+        waited = waited_share(trial) if trial else None
+        return remedies(predictor, setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True, waited=waited)
+
+    def _all_notes(self, best: Candidate, probes: Probes, chosen: Chosen, out: Sequence[RuledOut]) -> Iterator[str]:
+        request, subject = self._request, probes.subject
+        yield from probes.notes
+        yield from self._notes
+        if chosen.algebra is not None:
+            yield from notes.algebra_notes(chosen.algebra)
+        yield from notes.budget_notes(perf_counter() - self._began, request.budget_s)
+        yield from notes.run_notes(self._trials, chosen.ran, request, out)
+        yield from notes.choice_notes(best, chosen.ran)
+        yield from notes.stream_notes(probes, best, self._trials)
+        yield from notes.training_notes(request, subject.mode, best.setting.batch_size, subject.items)
 
     def _plan(
         self,
         objective: Objective,
         per_gpu: Objective,
         predictor: Predictor,
-        ran: Sequence[Candidate],
+        chosen: Chosen,
         out: Sequence[RuledOut],
     ) -> Plan:
-        best, probes = self._choose(ran), predictor.probes
-        current = next((each for each in ran if self._wish.is_current(each.setting)), None)
-        done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
-        trial = next((trial for trial in done if _same(trial.setting, best.setting)), None)
-        setting = best.setting
+        best, probes = self._best(chosen.ran), predictor.probes
+        setting, trial = best.setting, self._trial_of(best.setting)
         return Plan(
             batch_size=setting.batch_size,
             num_workers=setting.num_workers,
@@ -198,52 +238,29 @@ class Tuner:
             pin_memory=bool(setting.pin_memory),
             persistent_workers=setting.persistent_workers and setting.num_workers > 0,
             accumulate=setting.accumulate,
-            gpus=self._wish.gpus,
+            gpus=self._request.gpus,
             batch_sampler=probes.subject.batch_sampler,
             workload=probes.subject.name,
             mode=probes.subject.mode,
-            planner=self._planner,
+            planner=self._request.planner,
             objective=objective,
             predicted=best.predicted,
             measured=best.measured,
-            current=current,
-            candidates=tuple(ran),
+            current=next((each for each in chosen.ran if self._request.is_current(each.setting)), None),
+            candidates=tuple(chosen.ran),
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
             predicted_s=best.predicted_s,
-            remedies=tuple(
-                remedies(
-                    predictor,
-                    setting,
-                    per_gpu.items,
-                    epochs=per_gpu.epochs,
-                    chosen=True,
-                    waited=waited(trial) if trial else None,
-                )
-            ),
-            notes=(
-                *probes.notes,
-                *self._more_notes,
-                *budget_notes(perf_counter() - self._began, self._budget_s),
-                *run_notes(self._trials, ran, self._wish, out),
-                *choice_notes(best, ran),
-                *stream_notes(probes, best, self._trials),
-                *self._wish.training_notes(probes.subject.mode, setting.batch_size, probes.subject.items),
-            ),
+            remedies=tuple(self._remedies(predictor, setting, per_gpu, trial)),
+            notes=tuple(self._all_notes(best, probes, chosen, out)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
+            algebra=chosen.algebra,
         )
 
-    def _choose(self, ran: Sequence[Candidate]) -> Candidate:
-        asked = [each for each in ran if each.asked_for]
-        scored = [each for each in asked if each.measured is not None]
-        return knee(scored) if scored and self._planner == "simulate" else asked[0]
 
-    def _check(self, ran: Sequence[Candidate]) -> None:
-        """Where all runs ended badly, there is nothing to advise; the first says why."""
-        failed = [trial for trial in unfinished(self._trials) if trial.outcome != "timed_out"]
-        if failed and not any(each.measured for each in ran if each.asked_for):
-            raise unusable(failed[0], "not one run of the best settings ended well")
+def _on_gpu(probes: Probes) -> bool:
+    return probes.subject.device.startswith("cuda")
 
 
 def _same(one: Setting, other: Setting) -> bool:

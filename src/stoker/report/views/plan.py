@@ -8,10 +8,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Candidate, Plan, Remedy
+from stoker.records import Bound, Candidate, Plan, Remedy
 from stoker.units import format_seconds, format_workers
 
 _SHOWN_REMEDIES = 4
+_BOUND_NAMES: dict[Bound, str] = {
+    "device_memory": "device memory",
+    "shm": "/dev/shm",
+    "host_memory": "host memory",
+    "open_files": "file descriptors",
+    "cpus": "CPUs",
+}
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -99,5 +106,7 @@ def _ruled_out(plan: Plan) -> list[RenderableType]:
     for bound, count in counts.items():
         each = first[bound]
         setting = f"batch {each.batch_size}, {format_workers(each.num_workers)}"
-        lines.append(Text(f"  {bound}: {count} setting{'s' if count > 1 else ''}; {setting}: {each.sentence}"))
+        lines.append(
+            Text(f"  {_BOUND_NAMES[bound]}: {count} setting{'s' if count > 1 else ''}; {setting}: {each.sentence}")
+        )
     return lines

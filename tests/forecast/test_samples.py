@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stoker.forecast.items import means, usual_s
+from stoker.forecast.samples import mean_item_s, usual_item_s
 from stoker.records import Run
 
 ITEMS, BATCH = 256, 16
@@ -41,25 +41,25 @@ def slow_half() -> np.ndarray:
 
 
 def test_what_two_runs_agree_on_is_kept() -> None:
-    usual = usual_s([run(slow_half()), run(slow_half() * 1.01)])
+    usual = usual_item_s([run(slow_half()), run(slow_half() * 1.01)])
     assert usual[200] / usual[20] == pytest.approx(3, rel=0.05)
 
 
 def test_a_run_over_the_quick_half_is_scaled_to_all_items() -> None:
     whole, half = run(slow_half()), run(slow_half(), ITEMS // 2)
-    usual = usual_s([whole, run(slow_half())])
-    assert means([half], usual, lambda one: one.load_s).at(BATCH) == pytest.approx(0.002, rel=0.05)
+    usual = usual_item_s([whole, run(slow_half())])
+    assert mean_item_s([half], usual, lambda one: one.load_s).at(BATCH) == pytest.approx(0.002, rel=0.05)
 
 
 def test_differences_that_no_other_run_saw_are_noise() -> None:
     noise = np.random.default_rng(0)
     runs = [run(0.001 * noise.uniform(0.5, 1.5, ITEMS)) for _ in range(2)]
-    usual = list(usual_s(runs).values())
+    usual = list(usual_item_s(runs).values())
     assert np.std(usual) < 0.1 * np.mean(usual)
 
 
 def test_a_cold_first_batch_counts_for_nothing() -> None:
     cold = np.full(ITEMS, 0.001)
     cold[:BATCH] = 0.1
-    usual = usual_s([run(cold), run(cold)])
+    usual = usual_item_s([run(cold), run(cold)])
     assert max(usual.values()) == pytest.approx(0.001)
