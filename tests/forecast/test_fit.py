@@ -69,7 +69,7 @@ def eight_cores() -> Probes:
     )
 
 
-def test_values_that_fall_are_counted_together() -> None:
+def test_isotonic_regression_pools_values_that_fall() -> None:
     assert isotonic([Level(1.0, 3), Level(0.9, 9), Level(1.2, 4)]) == pytest.approx([0.925, 0.925, 1.2])
     assert isotonic([Level(1.0, 1), Level(1.1, 1)]) == [1.0, 1.1]
 
@@ -125,7 +125,7 @@ def test_batches_that_find_no_pinned_memory_are_known_by_their_time_wherever_the
 def test_a_worker_that_has_nothing_to_do_yet_is_not_slow_to_go_on() -> None:
     quick = run(1, 0.010)
     took = 4 * 0.010 + COLLATE_S
-    # The loop takes 0.2 s for a batch: from the third on, a worker waits until it is told which comes next.
+    # The loop takes 0.2 s for a batch: from the third on, a worker waits until it is assigned the next batch.
     began, ended, got = [0.0], [took], [took + 0.2]
     for place in range(1, 12):
         began.append(max(ended[-1] + 0.0005, got[place - 2] if place > 1 else 0.0))
@@ -169,10 +169,10 @@ def test_the_first_batch_of_a_loop_without_workers_costs_what_it_was_seen_to() -
     costs = fit(probes(slow, single))
     assert costs.inline_cold_s.at(4) == pytest.approx(slow_s)
     assert costs.cold_s.at(4) == pytest.approx(0.0)
-    told = Predictor(probes(slow, single)).predict(Setting(batch_size=4, num_workers=0), 100)
+    slowed = Predictor(probes(slow, single)).predict(Setting(batch_size=4, num_workers=0), 100)
     usual = Predictor(probes(inline, single)).predict(Setting(batch_size=4, num_workers=0), 100)
-    assert told.first_batch_s - usual.first_batch_s == pytest.approx(slow_s, rel=0.1)
-    assert told.total_s - usual.total_s == pytest.approx(slow_s, rel=0.1)
+    assert slowed.first_batch_s - usual.first_batch_s == pytest.approx(slow_s, rel=0.1)
+    assert slowed.total_s - usual.total_s == pytest.approx(slow_s, rel=0.1)
 
 
 def test_what_a_crowd_costs_is_not_counted_as_cold_too() -> None:
@@ -256,7 +256,7 @@ def test_batches_that_differ_more_than_their_items_are_uneven() -> None:
     assert fit(probes(msgspec.structs.replace(run(1, 0.01, batches=24), item_s=by_chance), varied)).unevenness == 0
 
 
-def test_steps_beside_a_worker_are_held_against_those_of_the_same_process() -> None:
+def test_steps_beside_a_worker_are_compared_with_those_of_the_same_process() -> None:
     step = msgspec.structs.replace(run(0, 0.0, kind="step"), got_s=(0.0,) * 12, done_s=(0.100,) * 12)
     got = tuple(0.2 * place for place in range(12))
     took = (0.3, *(0.090,) * 8, *(0.070,) * 3)  # 20 ms lost to 40 ms of loading, in a process quicker than the other's

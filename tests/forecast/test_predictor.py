@@ -27,7 +27,7 @@ def test_the_steady_rate_does_not_depend_on_how_many_batches_there_are(workers: 
     assert few == pytest.approx(many, rel=0.25)
 
 
-def test_a_very_long_run_is_told_from_a_short_one(probed: Probes) -> None:
+def test_a_very_long_run_is_extrapolated_from_a_short_one(probed: Probes) -> None:
     rates = [predict(probed, Setting(batch_size=8, num_workers=2), items=n).total_s / n for n in (10**5, 10**12)]
     assert rates[0] == pytest.approx(rates[1], rel=0.05)
     huge = predict(probed, Setting(batch_size=10**8, num_workers=2), items=10**10)

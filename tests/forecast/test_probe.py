@@ -38,7 +38,7 @@ def test_probes_hold_what_predictions_need(probes: Probes) -> None:
         assert len(run.asked_s) == len(run.got_s) == len(run.items)
 
 
-@pytest.mark.skipif(not can_keep_memory(), reason="this malloc cannot be told, or has been")
+@pytest.mark.skipif(not can_keep_memory(), reason="this malloc has no such settings, or they are set")
 def test_a_malloc_that_keeps_memory_is_tried_last_and_once() -> None:
     quick = probe(f"{HERE}:plain", batch_sizes=(2, 4, 8), device="cpu", budget_s=30)
     assert [run.num_workers for run in quick.of("kept")] == [1]
@@ -46,7 +46,7 @@ def test_a_malloc_that_keeps_memory_is_tried_last_and_once() -> None:
     assert {run.batch_size for run in quick.of("slow")} == {2, 4, 8}, "what receiving costs goes by bytes"
 
 
-def test_a_persons_own_start_of_a_worker_runs_after_ours() -> None:
+def test_the_workloads_own_worker_init_fn_runs_after_ours() -> None:
     seen: list[int] = []
     Keeping(None)(0)
     Keeping(seen.append)(3)
@@ -54,7 +54,7 @@ def test_a_persons_own_start_of_a_worker_runs_after_ours() -> None:
 
 
 def test_keeping_memory_is_advised_where_it_was_seen_to_help(probes: Probes) -> None:
-    def told(share: float | None) -> list[str]:
+    def advised(share: float | None) -> list[str]:
         runs = [run for run in probes.runs if run.kind != "kept"]
         usual = next(run for run in runs if run.kind == "load" and run.num_workers == 1)
         if share is not None:
@@ -67,9 +67,9 @@ def test_keeping_memory_is_advised_where_it_was_seen_to_help(probes: Probes) -> 
         found = remedies(predictor, Setting(batch_size=4, num_workers=1), 64, chosen=True)
         return [remedy.change for remedy in found if ENVIRONMENT in remedy.change]
 
-    assert len(told(0.5)) == 1
-    assert told(1.0) == []
-    assert told(None) == []
+    assert len(advised(0.5)) == 1
+    assert advised(1.0) == []
+    assert advised(None) == []
 
 
 def test_without_workers_a_sleeping_step_is_part_of_the_probe() -> None:
@@ -86,7 +86,7 @@ def test_without_workers_a_sleeping_step_is_part_of_the_probe() -> None:
 def test_one_thread_is_advised_where_it_was_seen_to_help(probes: Probes) -> None:
     assert not probes.of("single"), "a step on the CPU needs all of them"
 
-    def told(share: float, workers: int) -> list[str]:
+    def advised(share: float, workers: int) -> list[str]:
         usual = next(run for run in probes.of("load") if run.num_workers == 0)
         waits = [share * (got - asked) for asked, got in zip(usual.asked_s, usual.got_s, strict=True)]
         got = tuple(asked + wait for asked, wait in zip(usual.asked_s, waits, strict=True))
@@ -96,9 +96,9 @@ def test_one_thread_is_advised_where_it_was_seen_to_help(probes: Probes) -> None
         found = remedies(predictor, setting, 64, chosen=True)
         return [remedy.change for remedy in found if "set_num_threads(1)" in remedy.change]
 
-    assert len(told(0.4, 0)) == 1
-    assert told(1.0, 0) == []
-    assert told(0.4, 1) == [], "workers have one thread as it is"
+    assert len(advised(0.4, 0)) == 1
+    assert advised(1.0, 0) == []
+    assert advised(0.4, 1) == [], "workers have one thread as it is"
 
 
 def test_items_that_differ_are_probed_in_greater_number_and_not_taken_for_cold_ones() -> None:
@@ -200,13 +200,13 @@ def test_a_stream_can_be_probed() -> None:
 def test_a_size_beyond_the_usual_is_probed_where_it_fits(name: str, budget_s: float, fits: bool) -> None:
     known: list[Probes] = []
 
-    def talk() -> Script[Probes | None]:
+    def script() -> Script[Probes | None]:
         at_work = prober(Setting(), [2, 4], budget_s=0.5)
         known.append((yield from at_work.script()))
         return (yield from at_work.further(32, budget_s))
 
     source = f"{HERE}:{'plain' if name == 'plain' else 'out_of_memory_above_16'}"
-    found = run_script(source, talk(), mode="infer", device="cpu")
+    found = run_script(source, script(), mode="infer", device="cpu")
     assert (found is not None) == fits
     if found is not None:
         assert {run.kind for run in found.runs if run.batch_size == 32} == {"step", "load"}

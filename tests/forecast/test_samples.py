@@ -1,4 +1,4 @@
-"""What items usually take, told from runs that may disagree."""
+"""What items usually take, from runs that may disagree."""
 
 import numpy as np
 import pytest

@@ -156,7 +156,7 @@ def test_the_knee_is_the_leaner_of_two_that_are_known_to_be_alike(
     assert knee(found).setting.num_workers == chosen
 
 
-def test_each_round_has_a_new_process_that_is_warmed_up_for_nobodys_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_round_has_a_new_process_whose_warm_up_counts_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda workers, run: 1.0 + workers, monkeypatch)
     found = machine.contend([candidate(0, 1.0), candidate(1, 2.0)], left_s=60)
     assert machine.warmed_up == [(SIZE, True, 0), (SIZE, True, 2)]
