@@ -201,7 +201,7 @@ def forked(function: Any, *arguments: Any) -> Any:
     import pytorch_lightning  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
     from stoker.process.fork import Forked
-    from stoker.process.forkserver import Failure
+    from stoker.process.wire import Failure
 
     def timed() -> Row:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -17,7 +17,7 @@ from stoker.analysis.interference import disturbed
 from stoker.errors import InputError
 from stoker.measure.session import Job, Repeats, Script, run_script
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
+from stoker.process.wire import Failure
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 ODD = HERE.parent / "odd.py"

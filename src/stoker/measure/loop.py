@@ -40,7 +40,7 @@ class Loop:
             except StopIteration:
                 break
             except Exception as error:
-                _name_signals(error, batches)
+                _raise_worker_died(error, batches)
                 raise
             rows.append(self._one(asked, parcel))  # and kept until the next is there, as `for batch in loader` does
         del batches
@@ -80,10 +80,10 @@ class Loop:
         ]
 
 
-def _name_signals(error: Exception, batches: Any) -> None:
+def _raise_worker_died(error: Exception, batches: Any) -> None:
     """The loader does not always know that a worker died, or by which signal; its processes do."""
     for worker in getattr(batches, "_workers", ()):
         if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
             worker.join(0.5)
         if worker.exitcode is not None and worker.exitcode < 0:
-            error.add_note(f"Stoker: worker ended by {failures.signal_name(-worker.exitcode)}.")
+            raise failures.WorkerDied(-worker.exitcode) from error

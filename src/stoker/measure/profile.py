@@ -1,6 +1,7 @@
 """A trial in a process of its own: whatever becomes of it, the caller gets a `Trial` that says so."""
 
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,16 @@ _kept: list[BaseException] = []
 ends with the process."""
 
 STALL_S = 300.0
+
+_MODULES = ("torch.utils.data", "torchvision.transforms", "stoker.measure.run", "stoker.workload.load")
+"""What every trial needs, imported once by the process that they are forked from."""
+_LIBRARIES = ("timm", "transformers")
+"""Libraries of models, which take seconds to import: imported there if the caller has imported them."""
+
+
+def trial_server() -> child.ForkServer:
+    """The server that trials of this process are forked from; asked for early, it imports torch meanwhile."""
+    return child.shared(_MODULES, [name for name in _LIBRARIES if name in sys.modules])
 
 
 def profile(
@@ -47,6 +58,7 @@ def profile(
             _in_child,
             (source, setting, extent, mode, device),
             kind=Trial,
+            server=trial_server(),
             timeout_s=timeout_s,
             stall_s=STALL_S,
             on_event=watcher.event,

@@ -26,7 +26,7 @@ from stoker.events import AnyEvent, BatchDone, JobTaken, OnEvent, Phase, RunEnde
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
 from stoker.measure.interference import InterferenceGauge
-from stoker.measure.profile import STALL_S, calmly, first_guess, judge, opened
+from stoker.measure.profile import STALL_S, calmly, first_guess, judge, opened, trial_server
 from stoker.process import child
 from stoker.process.fork import Forked
 from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, WorkloadSpec, encode
@@ -35,7 +35,7 @@ from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
     from stoker.measure.run import Opened
-    from stoker.process.threads import Held
+    from stoker.process.threads import ThreadLimit
 
 R = TypeVar("R")
 KEPT_ITEMS = 32
@@ -86,7 +86,12 @@ def _child(source: Workload | WorkloadSpec, session: "_Session[R]", mode: Mode |
     kills = out_of_memory_kills()
     session.begin_child()
     ended = child.run(
-        _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=session.patience_s, on_event=session.event
+        _serve,
+        (source, mode, device, str(session.path)),
+        kind=bool,
+        server=trial_server(),
+        stall_s=session.patience_s,
+        on_event=session.event,
     )
     if ended.how == "returned" or session.ended_between_jobs:
         return
@@ -175,10 +180,10 @@ class _TooLong(Exception):
 def _serve(source: Workload | WorkloadSpec, mode: Mode | None, device: str, path: str, emit: OnEvent) -> bool:
     """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
     from stoker.measure.run import Opened
-    from stoker.process.threads import hold
+    from stoker.process.threads import limit_threads
 
     before, forks = psutil.Process().num_threads(), True
-    threads = hold()
+    threads = limit_threads()
     workload = opened(source, mode, emit)
     emit(Phase(name="preparing"))
     bench = Opened(workload, mode or workload.default_mode(), device)
@@ -215,14 +220,14 @@ def _forked(run: Callable[[], str]) -> str:
     raise child.error_of(result)
 
 
-def _one(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "Held") -> str:
+def _one(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "ThreadLimit") -> str:
     """Run a job and tell what came of it; its outcome."""
     trial = _trial(bench, job, subject, emit, threads)
     emit(RunEnded(trial=trial, purpose="job"))
     return trial.outcome
 
 
-def _trial(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "Held") -> Trial:
+def _trial(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "ThreadLimit") -> Trial:
     from stoker.process import failures
 
     threads.release(job.threads)

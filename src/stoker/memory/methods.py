@@ -16,7 +16,7 @@ from stoker.memory.trace import compiled
 from stoker.memory.trace.gpus import is_known
 from stoker.memory.trace.log import AllocationLog
 from stoker.memory.traced import Estimate, Replays
-from stoker.process.threads import hold
+from stoker.process.threads import limit_threads
 from stoker.records import Attempt, Gpu, Limit, LimitRemedy, WorkloadSpec
 from stoker.units import format_seconds
 from stoker.workload import calls
@@ -40,7 +40,7 @@ _PATIENCE_S = 60.0
 def answer(source: Workload | WorkloadSpec, question: Question, emit: OnEvent) -> Limit:
     """The limit by the method asked for. Runs in a process that has touched no device."""
     compiled.watch()
-    hold()
+    limit_threads()
     workload = opened(source, question.mode, emit)
     mode = question.mode or workload.default_mode()
     if question.optimizer:

@@ -15,8 +15,8 @@ from stoker.memory.device_memory import CudaMemory, HostMemory, Room, room_of
 from stoker.memory.trace.fake_cuda import LazyBuild
 from stoker.process import child, failures
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
-from stoker.process.threads import hold
+from stoker.process.wire import Failure
+from stoker.process.threads import limit_threads
 from stoker.records import Attempt, Mode, Outcome, Precision, Problem, Record, Setting
 from stoker.workload import calls
 from stoker.workload.example import Example, worst_example
@@ -65,7 +65,7 @@ class TryFactory:
     """
 
     def __init__(self, workload: Workload, job: Job, *, lazy: bool = False) -> None:
-        self._threads = hold()
+        self._threads = limit_threads()
         self.workload, self.job = workload, job
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
