@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.measure.profile import trial_server
+from stoker.measure.session import trial_server
 
 
 @pytest.fixture(scope="session", autouse=True)

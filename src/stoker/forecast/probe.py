@@ -18,7 +18,7 @@ from stoker.forecast.probe_runs import ProbeRuns, unusable, why
 from stoker.forecast.probes import facts_of
 from stoker.machine import inspect
 from stoker.measure.malloc import can_keep_memory
-from stoker.measure.session import KEPT_ITEMS, Script, run_script
+from stoker.measure.session import REPEATED_ITEMS, Script, run_script
 from stoker.records import Kind, Mode, Probes, Setting, Trial, WorkloadSpec
 from stoker.units import format_workers
 from stoker.workload.workload import Workload
@@ -52,6 +52,7 @@ def probe(
     return run_script(
         source,
         prober(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event).talk(),
+        kind="probe",
         mode=mode,
         device=device,
         on_event=on_event,
@@ -194,7 +195,7 @@ class Prober(ProbeRuns):
             yield from self._keep("load", large, 1, batches=self._sent(large, 3))
             yield from self._alone(large, PINNED_AT_ONCE + 1)
         elif large != middle:
-            yield from self._keep("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
+            yield from self._keep("transport", large, 1, batches=4, repeats=REPEATED_ITEMS)
         if small != middle:
             yield from self._alone(small, 8)
             yield from self._keep("load", small, 1, batches=self._sent(small, 12))
@@ -240,7 +241,9 @@ class Prober(ProbeRuns):
                 nap_s = share * self._batch_s(size)
                 yield from self._keep("slow", size, 2, batches=self._batches(size, 6, nap_s), nap_s=nap_s)
         if large != middle:  # how long a batch takes to be received goes by its bytes: its items need not be loaded
-            yield from self._keep("slow", large, 2, batches=8, nap_s=0.6 * self._collate_s(large), repeats=KEPT_ITEMS)
+            yield from self._keep(
+                "slow", large, 2, batches=8, nap_s=0.6 * self._collate_s(large), repeats=REPEATED_ITEMS
+            )
 
     def _batch_s(self, size: int) -> float:
         """What one worker takes for a batch, as seen."""
@@ -291,7 +294,7 @@ class Prober(ProbeRuns):
             yield from self._keep("crowded", small, 1, batches=max(count, _LEAST_CROWDED_STEPS))
 
     def _step(self, size: int, batches: int) -> Script[None]:
-        yield from self._keep("step", size, 0, batches=batches, repeats=KEPT_ITEMS, memory=True)
+        yield from self._keep("step", size, 0, batches=batches, repeats=REPEATED_ITEMS, memory=True)
         last = self._runs[-1] if self._runs else None
         if last is not None and (last.kind, last.batch_size) == ("step", size):
             hosts = [done - got for got, done in zip(last.got_s, last.done_s, strict=True)]

@@ -113,7 +113,7 @@ class ProbeRuns:
         limit_s = None
         if self._runs and nap_s is not None:
             limit_s = _PATIENCE_S + 4 * batches * (size * self._item_s + nap_s)
-        return Job(setting=setting, extent=extent, nap_s=nap_s, repeats=repeats, limit_s=limit_s)
+        return Job(setting=setting, extent=extent, sleep_s=nap_s, repeats=repeats, limit_s=limit_s)
 
     def _spent(self) -> bool:
         return perf_counter() - self._began > self._budget_s

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.events import OnEvent
-from stoker.measure.profile import trial_server
+from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
 from stoker.records import METHODS, Limit, Method, Mode, Precision, Record, WorkloadSpec

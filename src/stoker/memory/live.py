@@ -14,7 +14,7 @@ from torch import nn
 
 from stoker.errors import InputError, StokerError
 from stoker.events import AnyEvent, OnEvent, Phase
-from stoker.measure.profile import trial_server
+from stoker.measure.session import trial_server
 from stoker.measure.steps import ModelStep
 from stoker.memory import traced
 from stoker.memory.bracket import Bracket, bisected, close, doubled

@@ -6,7 +6,7 @@ import torch
 from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent, Phase
 from stoker.machine import gpu as driver
-from stoker.measure.profile import opened
+from stoker.measure.session import open_workload
 from stoker.memory import traced, two_point
 from stoker.memory.bracket import Bracket, bisected, close, doubled
 from stoker.memory.limit import Question
@@ -41,7 +41,7 @@ def answer(source: Workload | WorkloadSpec, question: Question, emit: OnEvent) -
     """The limit by the method asked for. Runs in a process that has touched no device."""
     compiled.watch()
     limit_threads()
-    workload = opened(source, question.mode, emit)
+    workload = open_workload(source, question.mode, emit)
     mode = question.mode or workload.default_mode()
     if question.optimizer:
         from stoker.memory.trace.follow import OPTIMIZERS

@@ -53,7 +53,8 @@ RULES = ChildRules()
 
 
 class Ended(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """How a call ended. `output` is the end of what it printed, `stacks` where its processes stood when time ran out."""
+    """How a call ended. `output` is the end of what it printed; `stacks` says where its processes stood when time ran
+    out."""
 
     how: Literal["returned", "raised", "killed", "timed_out"]
     result: T | None = None
@@ -182,9 +183,9 @@ class _RunningCall(Generic[T]):
         self._on_event, self._on_start = on_event, on_start
         self._files = contextlib.ExitStack()
         self._is_passed = output == "passed"
-        self._stacks: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())
-        self._output: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())
-        self._nothing = self._files.enter_context(Path(os.devnull).open("r+b"))
+        self._stacks: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._output: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._nothing = self._files.enter_context(Path(os.devnull).open("r+b"))  # noqa: SIM115
         self._read, self._write = os.pipe()
         self._files.callback(os.close, self._read)
         os.set_blocking(self._read, False)
@@ -322,9 +323,10 @@ def run(
 ) -> Ended[T]:
     """Call `function(*arguments, emit)` in a child and follow it to its end.
 
-    The child is forked from `server`, by default from the one that calls of this process share (`shared`). `timeout_s` bounds the whole call, and `stall_s` the time without any event; if it is a function,
-    it is asked each time. `on_start` gets the child's pid. Raises InputError if the call cannot be pickled, and
-    MachineError if the server cannot start or was killed.
+    The child is forked from `server`, by default from the one that calls of this process share (`shared`). `output`
+    says what becomes of what it prints. `timeout_s` bounds the whole call, and `stall_s` the time without any event; if
+    it is a function, it is asked each time. `on_start` gets the child's pid. Raises InputError if the call cannot be
+    pickled, and MachineError if the server cannot start or was killed.
     """
     server = server or shared()
     payload = _payload(function, arguments)

@@ -13,7 +13,7 @@ from stoker.errors import InputError
 from stoker.forecast.algebra import ITERATIONS, Timing, solve
 from stoker.forecast.constraints import Bounds
 from stoker.forecast.predictor import Predictor
-from stoker.measure.session import KEPT_ITEMS, Job, Script
+from stoker.measure.session import REPEATED_ITEMS, Job, Script
 from stoker.records import Candidate, Extent, Measured, Objective, Setting, Trial
 from stoker.tuning.candidates import Request, bytes_of_an_item, candidate_of, with_measured
 from stoker.units import format_workers
@@ -180,7 +180,7 @@ def _warm_up(chosen: Sequence[Candidate]) -> Script[None]:
         yield Job(
             setting=msgspec.structs.replace(base, batch_size=size, num_workers=0, accumulate=1),
             extent=Extent(batches=_WARM_UP_BATCHES, warmup=0, source="memory"),
-            repeats=KEPT_ITEMS,
+            repeats=REPEATED_ITEMS,
             limit_s=_WARM_UP_S,
             fresh=size == sizes[0],
         )

@@ -63,11 +63,11 @@ def tune(
         on_event=on_event,
         began=began,
     )
-    plan = run_script(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
+    plan = run_script(source, tuner.talk(), kind="tune", mode=mode, device=device, on_event=on_event)
     if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
         with suppress(InputError, MachineError):
             tuner.ceiling = ceiling_of(find())
-        plan = run_script(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
+        plan = run_script(source, tuner.rest(), kind="tune", mode=mode, device=device, on_event=on_event)
     return plan
 
 
