@@ -14,6 +14,7 @@ from torch.profiler import profile as torch_profile
 import stoker
 from stoker.events import OnEvent
 from stoker.measure.device import CudaClock
+from stoker.measure.session import trial_server
 from stoker.measure.steps import ModelStep
 from stoker.process import child
 
@@ -88,7 +89,7 @@ def main() -> None:
     rows = []
     say("model      mode    stage       ours      torch     ratio")
     for model, mode in (("vit_b_16", "infer"), ("vit_b_16", "train"), ("resnet18", "train")):
-        found = child.value(child.run(watch, (model, mode, 128, 30), kind=dict[str, Times]))
+        found = child.value(child.run(watch, (model, mode, 128, 30), server=trial_server(), kind=dict[str, Times]))
         rows.append({"model": model, "mode": mode, **found})
         for name, other in found["torch"].items():
             seconds = found["ours"][name]

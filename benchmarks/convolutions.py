@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 
 import stoker
 from stoker.events import OnEvent
+from stoker.measure.session import trial_server
 from stoker.measure.steps import make_step
 from stoker.memory.replay import replay
 from stoker.memory.trace import follow
@@ -131,7 +132,7 @@ def recorded(shape: Shape, mode: Any) -> dict[str, Any]:
 
 def told(shape: Shape, mode: Any) -> int:
     """In a process of its own: to follow a step changes torch for good."""
-    return child.value(child.run(_told, (shape, mode), kind=int, timeout_s=60))
+    return child.value(child.run(_told, (shape, mode), server=trial_server(), kind=int, timeout_s=60))
 
 
 def _told(shape: Shape, mode: Any, emit: OnEvent) -> int:

@@ -17,6 +17,7 @@ from common import arguments, say
 
 import stoker
 from stoker.events import OnEvent
+from stoker.measure.session import trial_server
 from stoker.measure.steps import make_step
 from stoker.memory.trace.follow import OPTIMIZERS
 from stoker.process import child
@@ -150,7 +151,7 @@ def main() -> None:
         if options.only not in chosen["name"] or number < options.first:
             continue
         began = perf_counter()
-        ended = child.run(record, (chosen,), kind=dict, timeout_s=60)
+        ended = child.run(record, (chosen,), server=trial_server(), kind=dict, timeout_s=60)
         words = f"{chosen['name']} {chosen['batch_size']} {chosen['mode']} {chosen['precision']}"
         if ended.result is None:
             why = ended.failure.sentence if ended.failure else ended.output

@@ -14,7 +14,7 @@ from typing import Any
 from common import arguments, say, write
 
 from stoker.events import OnEvent
-from stoker.measure.profile import opened
+from stoker.measure.session import open_workload, trial_server
 from stoker.memory import histories
 from stoker.memory.histories import History, Life
 from stoker.memory.replay import replay
@@ -27,7 +27,7 @@ from stoker.units import format_bytes, parse_bytes
 def log_of(history: History) -> AllocationLog:
     source = WorkloadSpec(spec=history.name, data=None if ":" in history.name else "device")
     what = (source, history.mode, history.precision, history.optimizer, history.channels_last)
-    return child.value(child.run(_record, what, kind=AllocationLog, stall_s=300))
+    return child.value(child.run(_record, what, server=trial_server(), kind=AllocationLog, stall_s=300))
 
 
 def _record(
@@ -35,7 +35,7 @@ def _record(
 ) -> AllocationLog:
     from stoker.memory.trace import follow
 
-    workload = opened(source, mode, emit)
+    workload = open_workload(source, mode, emit)
     return follow.record(workload, mode, precision, optimizer, channels_last=channels_last)
 
 

@@ -17,7 +17,9 @@ from torch.utils.data import default_collate
 import stoker
 from stoker import marks
 from stoker.events import OnEvent
-from stoker.measure.spy import wrappers
+from stoker.measure import spy
+from stoker.measure.session import trial_server
+from stoker.measure.spy.wrappers import ledger
 from stoker.process import child
 from stoker.workload import calls
 
@@ -29,11 +31,14 @@ def measure(data: str, items: int, emit: OnEvent) -> list[dict[str, float]]:
     torch.set_num_threads(1)  # as in a worker
     workload = stoker.load("resnet18", data=data, mode="infer", items=items)
     plain = calls.make_dataset(workload)
-    wrappers.install()
-    spied, collate = wrappers.spied(copy.deepcopy(plain)), wrappers.SpiedCollate(None)
+    with spy.installed(copy.deepcopy(plain)) as watched:
+        return _groups(plain, watched.dataset, watched.collate_fn(None), items)
+
+
+def _groups(plain: Any, spied: Any, collate: Any, items: int) -> list[dict[str, float]]:
     for index in range(GROUP):  # files cached, code warm
         plain[index], spied[index]
-    wrappers.ledger().close_batch()
+    ledger().close_batch()
     rows = []
     for first in range(0, items - GROUP + 1, GROUP):
         row = {"traced": 0.0, "bare": 0.0}
@@ -54,7 +59,7 @@ def measure(data: str, items: int, emit: OnEvent) -> list[dict[str, float]]:
 
 
 def _switch(name: str) -> None:
-    marks.record_into(wrappers.ledger().recorder if name == "traced" else None)
+    marks.record_into(ledger().recorder if name == "traced" else None)
 
 
 def main() -> None:
@@ -64,7 +69,9 @@ def main() -> None:
     rows = []
     say("data      an item, bare   traced / bare: median [confidence of 95%]   groups")
     for data in ("jpeg", "tensors"):
-        groups = child.value(child.run(measure, (data, options.items), kind=list[dict[str, float]]))
+        groups = child.value(
+            child.run(measure, (data, options.items), server=trial_server(), kind=list[dict[str, float]])
+        )
         ratios = [group["traced"] / group["bare"] for group in groups]
         low, high = confidence(ratios)
         middle = sorted(ratios)[len(ratios) // 2]

@@ -187,9 +187,10 @@ def brief(found: Any) -> Row:
 
 
 def in_child(function: Any, *arguments: Any) -> Any:
+    from stoker.measure.session import trial_server
     from stoker.process import child
 
-    ended = child.run(function, arguments, kind=dict, timeout_s=200)
+    ended = child.run(function, arguments, kind=dict, server=trial_server(), timeout_s=200)
     if ended.result is not None:
         return ended.result
     return {"problem": (ended.failure.sentence if ended.failure else ended.output)[-300:] or ended.how}
@@ -201,7 +202,7 @@ def forked(function: Any, *arguments: Any) -> Any:
     import pytorch_lightning  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
     from stoker.process.fork import Forked
-    from stoker.process.forkserver import Failure
+    from stoker.process.wire import Failure
 
     def timed() -> Row:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -223,12 +224,12 @@ def truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...]) -> 
 
 
 def _truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...], emit: Any) -> Row:
-    from stoker.measure.profile import opened
+    from stoker.measure.session import open_workload
     from stoker.memory.trace.follow import OPTIMIZERS
     from stoker.memory.tries import Job, TryFactory
     from stoker.records import WorkloadSpec
 
-    workload = opened(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
+    workload = open_workload(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     if row["optimizer"]:
         workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"]])
     job = Job(mode=row["mode"], precision=row["precision"], device=row["device"], budget_bytes=int(row["gib"] * GIB))
@@ -267,13 +268,13 @@ def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
     """The same model, optimizer and batches for another tool; the allocator capped as ours is."""
     import torch
 
-    from stoker.measure.profile import opened
+    from stoker.measure.session import open_workload
     from stoker.memory.trace.follow import OPTIMIZERS
     from stoker.records import WorkloadSpec
     from stoker.workload import calls
     from stoker.workload.example import worst_example
 
-    workload = opened(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
+    workload = open_workload(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"] or "momentum"])
     if row["device"] == "cuda":
         total = torch.cuda.get_device_properties(0).total_memory

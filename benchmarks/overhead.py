@@ -21,13 +21,14 @@ import torch
 from common import arguments, quartiles, say, write
 
 import stoker
-from stoker import marks
 from stoker.events import AnyEvent, OnEvent, Phase
-from stoker.measure.device import Nap, clock_for, parse_device
-from stoker.measure.feed import keep_in_memory, make_feed
+from stoker.measure import spy
+from stoker.measure.device import clock_for, parse_device
+from stoker.measure.feed import load_into_memory, make_feed
 from stoker.measure.gauges import Gauges
+from stoker.measure.log import LoopLog
 from stoker.measure.loop import Loop
-from stoker.measure.spy import wrappers
+from stoker.measure.session import trial_server
 from stoker.measure.steps import make_step
 from stoker.process import child
 from stoker.workload import calls
@@ -56,24 +57,21 @@ def measure(case: Case, rounds: int, emit: OnEvent) -> list[dict[str, float]]:
     extent = stoker.Extent(batches=case["batches"], warmup=0)
     workload = stoker.load(case["name"], data=case["data"], mode="infer", items=case["batch"] * case["batches"])
     step = make_step(workload, "infer", setting, device, pinned=pinned)
-    clock = clock_for(torch.device("cpu") if isinstance(device, Nap) else device)
+    clock = clock_for(device)
 
     cpu_began = [0.0]
 
-    def feed(traced: bool) -> Any:
-        dataset = calls.make_dataset(workload)
-        made = make_feed(workload, dataset, "infer", setting, extent, pinned=pinned, traced=traced, seed=0)
+    def feed(dataset: Any, watched: spy.Watched | None = None) -> Any:
+        made = make_feed(workload, dataset, "infer", setting, extent, pinned=pinned, watched=watched)
         if case["data"] == "device":
-            wrappers.install()
-            made = keep_in_memory(made, case["batches"])
+            made = load_into_memory(made, case["batches"])
             batch = next(iter(made))
-            batch = step.move(batch.batch if traced else batch)  # type: ignore[union-attr]
+            batch = step.move(batch.batch if watched else batch)  # type: ignore[union-attr]
             made.source = [batch] * case["batches"]
         return made
 
     def bare() -> float:
-        marks.record_into(None)
-        source = feed(traced=False)
+        source = feed(calls.make_dataset(workload))
         cpu_began[0] = cpu_s()
         began = perf_counter()
         for batch in source:
@@ -82,15 +80,17 @@ def measure(case: Case, rounds: int, emit: OnEvent) -> list[dict[str, float]]:
         return perf_counter() - began
 
     def traced(*, gauges: bool = True) -> float:
-        wrappers.install()
-        loop = Loop(feed(traced=True), step, clock, emit, of=None)
-        if gauges:
-            emit(Phase(name="running"))
-        cpu_began[0] = cpu_s()
-        began = perf_counter()
-        loop.epoch()
-        clock.settle()
-        seconds = perf_counter() - began
+        dataset = calls.make_dataset(workload)
+        with spy.installed(dataset) as watched:
+            log = LoopLog(clock)
+            loop = Loop(feed(dataset, watched), step, log, emit)
+            if gauges:
+                emit(Phase(name="running"))
+            cpu_began[0] = cpu_s()
+            log.run_began()
+            loop.epoch()
+            log.run_ended()
+        seconds = log.ended_s - log.began_s
         if gauges:
             emit(Phase(name="over"))
         return seconds
@@ -181,7 +181,12 @@ def main() -> None:
     for case in (GPU_CASES if options.gpu else CPU_CASES)[options.first : options.last]:
         beside = Beside()
         ended = child.run(
-            measure, (case, options.rounds), kind=list[dict[str, float]], on_start=beside.started, on_event=beside.event
+            measure,
+            (case, options.rounds),
+            kind=list[dict[str, float]],
+            server=trial_server(),
+            on_start=beside.started,
+            on_event=beside.event,
         )
         pairs = child.value(ended)
         for row, gauges_s in zip(pairs, beside.cpu_s[1:], strict=True):

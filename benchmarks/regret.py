@@ -23,13 +23,11 @@ did, whoever planned.
 """
 
 import gzip
-import io
 import json
 import os
 import random
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter, sleep
@@ -38,7 +36,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from common import arguments, at, say, write
-from PIL import Image
 
 from stoker.analysis.interference import disturbed
 from stoker.errors import StokerError
@@ -49,7 +46,7 @@ from stoker.forecast.probes import read, run_of
 from stoker.forecast.samples import item_bytes_of
 from stoker.measure.interference import machine_cpu_s
 from stoker.measure.malloc import ENVIRONMENT, can_keep_memory
-from stoker.measure.session import KEPT_ITEMS, Job, Script, run_script
+from stoker.measure.session import REPEATED_ITEMS, Job, Script, run_script
 from stoker.records import AlgebraTiming, Extent, Mode, Probes, Setting, Trial, WorkloadSpec
 from stoker.report.documents import to_json
 from stoker.tuning.planners import timing_of
@@ -288,12 +285,12 @@ def warm_up(case: Case, *, fresh: bool = False) -> Script[None]:
     setting = Setting(batch_size=case.batches[0], num_workers=2)
     extent = Extent(batches=-(-case.items // case.batches[0]), warmup=0)
     if not (fresh and on_gpu):
-        yield Job(setting=setting, extent=extent, nap_s=0.0, fresh=fresh)
+        yield Job(setting=setting, extent=extent, sleep_s=0.0, fresh=fresh)
     for size in case.batches if on_gpu else ():
         yield Job(
             setting=Setting(batch_size=size, num_workers=0),
             extent=Extent(batches=3, warmup=0, source="memory"),
-            repeats=KEPT_ITEMS,
+            repeats=REPEATED_ITEMS,
             fresh=fresh and size == case.batches[0],
         )
 
@@ -305,36 +302,16 @@ def one(case: Case, kept: Kept, phase: str, cell: Cell) -> Script[None]:
     job = Job(setting=setting, extent=Extent(batches=-(-case.items // size), warmup=0))
     for left in reversed(range(TRIES)):
         wait_for_calm(case)
-        speed_ms = yardstick_ms()
         began = perf_counter()
         trial = yield job
         wall_s = perf_counter() - began
         again = left and disturbed(trial)
         name = f"{phase}, disturbed" if again else phase
-        kept.add(**row_of(case, name, cell, trial), yardstick_ms=speed_ms, wall_s=wall_s)
+        speed = {"yardstick_ms": 1000 * median(trial.reference_s)} if trial.reference_s else {}
+        kept.add(**row_of(case, name, cell, trial), **speed, wall_s=wall_s)
         kept.keep_timeline(case, name, trial)
         if not again:
             break
-
-
-def yardstick_ms() -> float:
-    """The middle of nine times that one image takes to decode here, now."""
-    times = []
-    for _ in range(9):
-        began = perf_counter()
-        Image.open(io.BytesIO(_image())).convert("RGB").resize((224, 224))
-        times.append((perf_counter() - began) * 1000)
-    return median(times)
-
-
-@cache
-def _image() -> bytes:
-    across, down = np.meshgrid(np.linspace(0, 20, 500), np.linspace(0, 15, 375))
-    layers = [127 + 90 * np.sin(across * turn) * np.cos(down / turn) for turn in (1.0, 1.7, 2.3)]
-    grain = np.random.default_rng(1).normal(0, 12, (375, 500, 3))
-    buffer = io.BytesIO()
-    Image.fromarray((np.stack(layers, axis=2) + grain).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 def wait_for_calm(case: Case) -> None:

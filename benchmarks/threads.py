@@ -19,7 +19,7 @@ SIZES = (8, 16, 32, 64)
 
 def rounds(size: int, seen: dict[int | None, list[float]]) -> Script[None]:
     setting = Setting(batch_size=size)
-    yield Job(setting=setting, extent=Extent(batches=ITEMS // size, warmup=0), nap_s=0.0)
+    yield Job(setting=setting, extent=Extent(batches=ITEMS // size, warmup=0), sleep_s=0.0)
     for number in range(ROUNDS):
         for threads in (None, 1) if number % 2 == 0 else (1, None):
             job = Job(setting=setting, extent=Extent(batches=ITEMS // size, warmup=0), threads=threads)

@@ -69,6 +69,10 @@ class GpuUsed(Event, frozen=True, tag="gpu"):
     uuid: str
 
 
+class LoopReady(Event, frozen=True, tag="ready"):
+    """A session's child is about to begin its loop, and waits until the caller has timed the reference job."""
+
+
 class JobTaken(Event, frozen=True, tag="job"):
     """A session's child begins the job that it was handed."""
 
@@ -94,6 +98,7 @@ AnyEvent = (
     | BatchDone
     | ClockRead
     | GpuUsed
+    | LoopReady
     | JobTaken
     | ProbeDone
     | ProbesReady

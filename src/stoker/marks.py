@@ -41,10 +41,11 @@ class Recorder:
 _recorder: Recorder | None = None
 
 
-def record_into(recorder: Recorder | None) -> None:
-    """Make `recorder` the one that this process' marks report to; None switches the marks off."""
+def record_into(recorder: Recorder | None) -> Recorder | None:
+    """Make `recorder` the one that this process' marks report to, and return the one before; None switches them off."""
     global _recorder
-    _recorder = recorder
+    before, _recorder = _recorder, recorder
+    return before
 
 
 def recorder() -> Recorder | None:

@@ -11,7 +11,7 @@ from stoker.errors import InputError
 from stoker.forecast.predictor import Predictor, landscape, parse_faster
 from stoker.forecast.probe import probe, prober
 from stoker.forecast.probes import facts_of, read
-from stoker.measure.malloc import ENVIRONMENT, Keeping, can_keep_memory
+from stoker.measure.malloc import ENVIRONMENT, MallocSetting, can_keep_memory
 from stoker.measure.session import Script, run_script
 from stoker.records import Probes, Setting, encode
 from stoker.tuning.remedies import remedies
@@ -48,8 +48,8 @@ def test_a_malloc_that_keeps_memory_is_tried_last_and_once() -> None:
 
 def test_the_workloads_own_worker_init_fn_runs_after_ours() -> None:
     seen: list[int] = []
-    Keeping(None)(0)
-    Keeping(seen.append)(3)
+    MallocSetting(None)(0)
+    MallocSetting(seen.append)(3)
     assert seen == [3]
 
 

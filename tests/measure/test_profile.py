@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import stoker
 from stoker import Extent, Setting
 from stoker.analysis.spans import steady, whole
 from stoker.errors import InputError, MachineError
-from stoker.measure import gauges
-from stoker.records import decode, encode
+from stoker.process.tree import cpu_and_rss, family
+from stoker.records import Task, WorkloadSpec, decode, encode
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 FEW = Extent(batches=6, warmup=1)
@@ -172,10 +173,10 @@ def test_processes_that_a_thread_started_are_found_by_a_thorough_look() -> None:
     try:
         while not started:
             time.sleep(0.01)
-        quick, thorough = set(gauges._family(os.getpid(), None)), set(gauges._family(os.getpid(), "*"))
+        quick, thorough = set(family(os.getpid(), threads=None)), set(family(os.getpid()))
         assert {os.getpid(), direct.pid} <= quick
         assert thorough >= quick | {started[0].pid}
-        cpu_s, rss = gauges._cpu_and_rss(os.getpid())
+        cpu_s, rss = cpu_and_rss(os.getpid())
         assert cpu_s == pytest.approx(time.process_time(), abs=0.5)
         assert rss == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
     finally:
@@ -300,11 +301,76 @@ def test_objects_come_back_as_they_were() -> None:
 
 
 def test_no_processes_are_left() -> None:
+    run("plain")
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
     run("hangs", Setting(batch_size=4, num_workers=2), mode="infer", timeout_s=3)
     run("raises", Setting(batch_size=4, num_workers=2), mode="infer")
-    children = psutil.Process().children(recursive=True)
-    servers = [process for process in children if "stoker.process.forkserver" in " ".join(process.cmdline())]
-    assert len(servers) == 1, [process.cmdline() for process in servers]
+    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+
+
+def test_trials_of_two_threads_run_at_the_same_time() -> None:
+    trials: list[stoker.Trial] = []
+    extent = Extent(batches=60, warmup=0)
+
+    def profile(batch_size: int) -> None:
+        trials.append(run("plain", Setting(batch_size=batch_size), extent, device="sleep:50ms"))
+
+    threads = [threading.Thread(target=profile, args=(size,)) for size in (2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {trial.outcome for trial in trials} == {"done"}
+    assert {trial.setting.batch_size for trial in trials} == {2, 3}
+    begins = [trial.when for trial in trials]
+    ends = [trial.when + timedelta(seconds=trial.total_s) for trial in trials if trial.when is not None]
+    assert max(begin for begin in begins if begin is not None) < min(ends), "the second began before the first was over"
+
+
+# ---------------------------------------------------------------- what was asked, and when
+
+
+def test_a_trial_says_what_was_asked_and_when_it_ran() -> None:
+    before = datetime.now(UTC)
+    setting, spec = Setting(batch_size=4), WorkloadSpec(spec=f"{HERE}:plain")
+    trial = stoker.profile(spec, setting, FEW, mode="infer", device="cpu")
+    asked = Task(kind="profile", workload=spec, mode="infer", device="cpu", setting=setting, extent=FEW)
+    assert trial.task == asked
+    assert trial.task.key() == asked.key()
+    assert trial.setting != setting, "it says how the run was: without pinned memory"
+    assert trial.when is not None
+    assert before < trial.when < datetime.now(UTC)
+    assert trial.when.utcoffset() == timedelta(0)
+    assert 1 <= len(trial.reference_s) <= 5
+    assert all(sample > 0 for sample in trial.reference_s)
+    assert trial.interference is not None
+    assert trial.idle_cpus is not None
+    assert decode(encode(trial), stoker.Trial) == trial
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"), [("raises", 0), ("raises", 2), ("dies", 0), ("dies", 2), ("out_of_memory", 0)]
+)
+def test_a_trial_that_breaks_says_it_too(name: str, workers: int) -> None:
+    trial = run(name, Setting(batch_size=4, num_workers=workers), mode="infer")
+    assert trial.outcome != "done"
+    assert trial.task is not None
+    assert trial.task.setting == Setting(batch_size=4, num_workers=workers)
+    assert trial.when is not None
+    assert trial.machine is not None
+    assert trial.reference_s
+    is_killed = name == "dies" and workers == 0
+    assert (trial.interference is None) == is_killed, "only the process itself knows what it used"
+
+
+def test_a_live_workload_has_a_task_without_a_name() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.randn(64, 8))
+    workload = stoker.Workload(model=torch.nn.Linear(8, 2), dataset=dataset)
+    trial = stoker.profile(workload, Setting(batch_size=8), FEW, device="cpu")
+    assert trial.task is not None
+    assert trial.task.workload is None
+    with pytest.raises(InputError, match="live Workload"):
+        trial.task.key()
 
 
 # ---------------------------------------------------------------- cold and cached

@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ import torch
 
 import stoker
 from stoker import Extent, Setting, Trial
-from stoker.analysis.interference import disturbed
+from stoker.analysis.interference import disturbance_note, disturbed
 from stoker.errors import InputError
+from stoker.measure import reference
 from stoker.measure.session import Job, Repeats, Script, run_script
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
+from stoker.process.wire import Failure
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
 ODD = HERE.parent / "odd.py"
@@ -175,10 +179,10 @@ def test_an_error_in_what_was_given_is_raised() -> None:
         run_script(f"{HERE}:empty", jobs(Setting()), device="cpu")
 
 
-def test_a_nap_stands_in_for_the_step_and_kept_items_for_the_data() -> None:
-    (slept,) = run_script(f"{HERE}:plain", jobs(Setting(batch_size=4), nap_s=0.02), device="cpu")
+def test_sleep_replaces_the_step_and_repeated_items_the_data() -> None:
+    (slept,) = run_script(f"{HERE}:plain", jobs(Setting(batch_size=4), sleep_s=0.02), device="cpu")
     assert all(sample >= 0.02 for sample in slept.stages["forward"].samples_s)
-    (kept,) = run_script(f"{HERE}:planted", jobs(Setting(batch_size=64), nap_s=0.0, repeats=2), device="cpu")
+    (kept,) = run_script(f"{HERE}:planted", jobs(Setting(batch_size=64), sleep_s=0.0, repeats=2), device="cpu")
     assert kept.outcome == "done"
     assert kept.items == 192
 
@@ -189,9 +193,18 @@ def test_kept_items_are_the_first_ones() -> None:
     assert [Repeats(iter("abcdef"), 3)[place] for place in (0, 3, 4)] == list("aab")
 
 
-def test_a_disturbed_run_says_so() -> None:
-    trial = stoker.profile(f"{HERE}:plain", Setting(batch_size=4), FEW, device="cpu")
-    assert not disturbed(trial)
+def test_a_run_beside_busy_processes_is_disturbed_and_says_so() -> None:
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        trial = stoker.profile(
+            f"{HERE}:plain", Setting(batch_size=4), Extent(batches=20, warmup=0), device="sleep:20ms"
+        )
+    finally:
+        for process in spin:
+            process.kill()
+            process.wait()
+    assert disturbed(trial)
+    assert "other processes used" in (disturbance_note(trial) or "")
 
 
 class Long(torch.utils.data.Dataset[Any]):
@@ -217,7 +230,7 @@ def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
     def talk() -> Script[list[str]]:
         trial = yield Job(setting=Setting(batch_size=64, num_workers=2), extent=Extent(batches=20, warmup=0))
         assert trial.outcome == "failed"
-        yield Job(setting=Setting(batch_size=8), extent=FEW, nap_s=0.0)
+        yield Job(setting=Setting(batch_size=8), extent=FEW, sleep_s=0.0)
         workers = [path.name for path in tmp_path.iterdir()]
         assert len(workers) == 2
         return [pid for pid in workers if psutil.pid_exists(int(pid)) and not _is_over(int(pid))]
@@ -278,3 +291,30 @@ def test_processes_that_were_there_before_a_run_are_there_after_it() -> None:
     assert helper.is_alive()
     held.send("end")
     helper.join()
+
+
+def test_the_task_of_a_job_says_what_makes_it_another_run() -> None:
+    def script() -> Script[list[Trial]]:
+        setting = Setting(batch_size=4)
+        plain = yield Job(setting=setting, extent=FEW, limit_s=60)
+        other = yield Job(setting=setting, extent=FEW, sleep_s=0.0, repeats=2, threads=1, keeps_memory=True)
+        return [plain, other]
+
+    plain, other = run_script(f"{HERE}:plain", script(), kind="probe", device="cpu")
+    assert plain.task is not None
+    assert other.task is not None
+    assert (plain.task.kind, plain.task.options) == ("probe", {})
+    assert other.task.options == {"sleep_s": 0.0, "repeats": 2, "threads": 1, "keeps_memory": True}
+    assert plain.task.key() != other.task.key()
+    assert plain.when is not None
+    assert other.when is not None
+    assert plain.when < other.when
+
+
+def test_the_reference_job_is_timed_a_few_times_and_not_for_long() -> None:
+    reference.prepare()
+    began = time.process_time()
+    samples = reference.reference_s()
+    assert 1 <= len(samples) <= reference.RULES.samples
+    assert sum(samples[:-1]) <= reference.RULES.limit_s
+    assert time.process_time() - began <= sum(samples) + reference.RULES.limit_s

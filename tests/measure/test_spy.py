@@ -1,30 +1,26 @@
 """What the spy sees inside real loader workers, and that the batches are what they would have been."""
 
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, get_worker_info
-from torchvision import datasets, transforms
+from torchvision import datasets, io, transforms
 from torchvision.transforms import v2
 
 import stoker
 from stoker import marks
+from stoker.measure import spy
 from stoker.measure.spy import wrappers
 from stoker.measure.spy.transforms import SpiedCall
-
-
-@pytest.fixture(autouse=True)
-def looking() -> Iterator[None]:
-    wrappers.install()
-    yield
-    marks.record_into(None)
 
 
 @pytest.fixture
@@ -79,21 +75,22 @@ class Stream(IterableDataset[Any]):
         return iter(torch.arange(self.begin, self.begin + 6))
 
 
-def parcels(dataset: Any, workers: int = 0, **options: Any) -> list[wrappers.Parcel]:
+def parcels(dataset: Any, workers: int = 0, **options: Any) -> list[spy.Parcel]:
     init = options.pop("worker_init_fn", None)
     collate = options.pop("collate_fn", None)
-    loader = DataLoader(
-        wrappers.spied(dataset),
-        batch_size=4,
-        num_workers=workers,
-        collate_fn=wrappers.SpiedCollate(collate),
-        worker_init_fn=wrappers.SpiedInit(init),
-        **options,
-    )
-    return list(loader)
+    with spy.installed(dataset) as watched:
+        loader = DataLoader(
+            watched.dataset,
+            batch_size=4,
+            num_workers=workers,
+            collate_fn=watched.collate_fn(collate),
+            worker_init_fn=watched.worker_init_fn(init),
+            **options,
+        )
+        return list(loader)
 
 
-def stages(found: list[wrappers.Parcel]) -> set[str]:
+def stages(found: list[spy.Parcel]) -> set[str]:
     return {name for parcel in found for name in parcel.stamp.sums}
 
 
@@ -120,12 +117,8 @@ def test_an_image_folder_is_told_apart_into_read_decode_transform(folder: Path, 
     steps = compose([transforms.Resize(16), transforms.CenterCrop(16), transforms.ToTensor()])
     found = parcels(datasets.ImageFolder(str(folder), transform=steps), 2)
     assert stages(found) >= {"read", "decode", "transform.Resize", "transform.CenterCrop", "transform.ToTensor"}
-    plain = datasets.ImageFolder(str(folder), transform=compose([*_unwrapped(steps)]))
+    plain = datasets.ImageFolder(str(folder), transform=steps)
     assert torch.equal(found[0].batch[0], torch.stack([plain[i][0] for i in range(4)]))
-
-
-def _unwrapped(compose: Any) -> list[Any]:
-    return [member._inner if isinstance(member, SpiedCall) else member for member in compose.transforms]
 
 
 def test_transforms_of_a_nested_dataset_are_found() -> None:
@@ -142,8 +135,10 @@ def test_a_single_transform_and_a_target_transform_are_found(folder: Path) -> No
 def test_a_dataset_that_loads_whole_batches_goes_on_doing_so() -> None:
     found = parcels(WholeBatches(), 1)
     assert [len(parcel.stamp.item_s) for parcel in found] == [1, 1]
-    assert isinstance(wrappers.spied(Subset(WholeBatches(), [0, 1])), wrappers.SpiedBatches)
-    assert not isinstance(wrappers.spied(Subset(Opaque(), [0, 1])), wrappers.SpiedBatches)
+    for dataset, expected in ((WholeBatches(), True), (Opaque(), False)):
+        inner: Subset[Any] = Subset(dataset, [0, 1])
+        with spy.installed(inner) as watched:
+            assert isinstance(watched.dataset, wrappers.SpiedBatches) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -154,16 +149,17 @@ def test_a_stream_is_timed_item_by_item(workers: int) -> None:
 
 
 def test_the_end_of_a_stream_belongs_to_no_batch() -> None:
-    wrappers.install()
-    stream, book = wrappers.spied(Stream()), wrappers.ledger()
-    for _ in stream:
-        pass
-    stamp = book.close_batch()
-    assert len(stamp.item_s) == 6, "and none for the end"
-    began = time.perf_counter()
-    list(iter(wrappers.spied(torch.utils.data.ChainDataset([]))))
-    assert book.close_batch().began >= began
-    assert not book.close_batch().item_s
+    with spy.installed(Stream()) as watched:
+        for _ in watched.dataset:
+            pass
+        stamp = wrappers.ledger().close_batch()
+        assert len(stamp.item_s) == 6, "and none for the end"
+    with spy.installed(torch.utils.data.ChainDataset([])) as watched:
+        began = time.perf_counter()
+        list(iter(watched.dataset))
+        stamp = wrappers.ledger().close_batch()
+        assert stamp.began >= began
+        assert not stamp.item_s
 
 
 def shift(worker: int) -> None:
@@ -205,3 +201,138 @@ def test_numpy_and_torch_files_are_reading(tmp_path: Path) -> None:
             return np.load(tmp_path / "a.npy"), torch.load(tmp_path / "a.pt", weights_only=True)
 
     assert "read" in stages(parcels(Files()))
+
+
+# ---------------------------------------------------------------- everything goes back
+
+
+def twice(x: Any) -> Any:
+    return x
+
+
+class Pair(Dataset[Any]):
+    """A dataset with transforms in all places where they are looked for."""
+
+    def __init__(self, folder: Path) -> None:
+        inner = transforms.Compose([transforms.Resize(8), twice])
+        self.transforms = transforms.Compose([inner, transforms.ToTensor()])
+        self.augment = v2.Compose([v2.Resize(8), inner])
+        self.chain = torch.nn.Sequential(AddOneModule(), AddOneModule())
+        self.target_transform = twice
+        self.images = datasets.ImageFolder(str(folder), transform=self.transforms, target_transform=twice)
+        self.datasets = [self.images, Marked()]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise ValueError("no such label")
+        return self.images[index]
+
+
+class AddOneModule(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def parts(holder: Any, found: dict[int, Any] | None = None) -> list[tuple[int, Any]]:
+    """Every object below a dataset by its identity, with the attributes that it has."""
+    found = {} if found is None else found
+    if id(holder) not in found:
+        if isinstance(holder, list | tuple):
+            found[id(holder)] = [id(each) for each in holder]
+            for each in holder:
+                parts(each, found)
+        elif hasattr(holder, "__dict__") and not isinstance(holder, type):
+            found[id(holder)] = {name: id(value) for name, value in vars(holder).items()}
+            for value in vars(holder).values():
+                parts(value, found)
+    return sorted(found.items(), key=lambda pair: pair[0])
+
+
+def patched() -> list[Any]:
+    pil = [Image.open, Image.Image.convert, ImageFile.ImageFile.load]
+    return [*pil, np.load, np.fromfile, torch.load, io.read_file, io.decode_image, io.image.read_file]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_dataset_transforms_and_decoders_are_as_they_were(folder: Path, fails: bool) -> None:
+    dataset = Pair(folder)
+    before, functions = parts(dataset), patched()
+    with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+        with spy.installed(dataset) as watched:
+            assert parts(dataset) != before
+            assert isinstance(dataset.transforms.transforms[0], SpiedCall)
+            assert patched() != functions
+            for index in range(8 if fails else 4):
+                watched.dataset[index]
+    assert parts(dataset) == before
+    assert patched() == functions
+    assert marks.recorder() is None
+
+
+def test_a_spy_that_cannot_be_installed_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Marked()
+    before, functions = parts(dataset), patched()
+
+    def refuse(dataset: Any) -> bool:
+        raise RuntimeError("asked for its items too early")
+
+    monkeypatch.setattr(wrappers, "_loads_batches", refuse)
+    with pytest.raises(RuntimeError, match="too early"), spy.installed(dataset):
+        pass
+    assert parts(dataset) == before
+    assert patched() == functions
+    assert marks.recorder() is None
+
+
+def test_a_spy_inside_a_spy_puts_back_the_outer_one() -> None:
+    dataset = Marked()
+    before, functions = parts(dataset), patched()
+    with spy.installed(dataset) as outer:
+        within, recorder = patched(), marks.recorder()
+        with spy.installed(dataset):
+            assert marks.recorder() is not recorder
+        assert patched() == within
+        assert marks.recorder() is recorder
+        outer.dataset[0]
+        assert wrappers.ledger().close_batch().sums["read"] > 0
+    assert parts(dataset) == before
+    assert patched() == functions
+
+
+def test_what_somebody_else_patched_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = np.load
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
+    with spy.installed(Opaque()):
+        monkeypatch.setattr(np, "load", theirs)
+    assert np.load is theirs
+    monkeypatch.setattr(np, "load", original)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    transform: Any
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(torch.tensor(index))
+
+
+def test_a_transform_that_cannot_be_replaced_is_left_untimed() -> None:
+    assert "transform.AddOne" not in stages(parcels(Frozen(AddOne())))
+    assert stages(parcels(Frozen(transforms.Compose([AddOne()])))) >= {"transform.AddOne"}
+
+
+def test_pausing_looks_away_and_back() -> None:
+    with spy.installed(Marked()):
+        recorder = marks.recorder()
+        with pytest.raises(ZeroDivisionError), spy.paused():
+            1 / 0 if marks.recorder() is None else None
+        assert marks.recorder() is recorder

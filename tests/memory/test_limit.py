@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 import stoker
 from stoker.errors import InputError
 from stoker.events import OnEvent
-from stoker.measure.profile import opened
+from stoker.measure.session import open_workload
 from stoker.memory import traced
 from stoker.memory.allocator import rounded
 from stoker.memory.limit import Question, limit
@@ -35,7 +35,7 @@ def log_of(
 
 
 def _logged(source: Any, mode: Any, question: Question, emit: OnEvent) -> AllocationLog:
-    return traced.record(opened(source, mode, emit), mode, question, None)
+    return traced.record(open_workload(source, mode, emit), mode, question, None)
 
 
 def vectors(model: Any, width: int = 1024, **parts: Any) -> stoker.Workload:

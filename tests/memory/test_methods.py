@@ -14,7 +14,7 @@ from stoker.memory.device_memory import Room
 from stoker.memory.limit import Question
 from stoker.memory.trace.log import AllocationLog
 from stoker.memory.traced import Estimate
-from stoker.process.forkserver import Failure
+from stoker.process.wire import Failure
 from stoker.records import Attempt, Gpu, Limit, Method, Problem
 from stoker.workload.example import worst_example
 

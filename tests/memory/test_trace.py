@@ -429,10 +429,10 @@ RECORDED = [
 
 
 def _record_named(name: str, mode: Any, precision: Any, optimizer: str | None, emit: Any) -> AllocationLog:
-    from stoker.measure.profile import opened
+    from stoker.measure.session import open_workload
     from stoker.memory.trace import follow
 
-    workload = opened(stoker.WorkloadSpec(spec=name, data="device"), mode, emit)
+    workload = open_workload(stoker.WorkloadSpec(spec=name, data="device"), mode, emit)
     return follow.record(workload, mode, precision, optimizer)
 
 

@@ -15,7 +15,7 @@ from stoker.memory import methods as tried_module
 from stoker.memory.limit import Question
 from stoker.memory.tries import Job, TryFactory
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
+from stoker.process.wire import Failure
 from stoker.workload.example import grown, worst_example
 
 MIB = 2**20

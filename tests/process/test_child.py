@@ -1,12 +1,13 @@
 """Calls in a child process: whatever becomes of the child, the caller goes on."""
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -86,7 +87,7 @@ def test_any_other_error_keeps_its_traceback() -> None:
     assert ended.how == "raised"
     assert ended.failure is not None
     assert "stumble" in ended.failure.trace
-    with pytest.raises(InputError, match=r"KeyError: 'missing', at .*test_isolate.py:\d+ in stumble"):
+    with pytest.raises(InputError, match=r"KeyError: 'missing', at .*test_child.py:\d+ in stumble"):
         child.value(ended)
 
 
@@ -152,21 +153,96 @@ def refuse_a_file(emit: OnEvent) -> int:
     raise InputError(f"no such file: {os.fsdecode(b'caf' + bytes([0xE9]))}")
 
 
-@pytest.mark.parametrize("imported", [True, False])
-def test_a_library_of_models_is_imported_once_where_the_caller_has_it(
-    imported: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_server_imports_modules_and_the_libraries_that_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "timm.py").write_text("", encoding="utf-8")
+    (tmp_path / "fine.py").write_text("", encoding="utf-8")
+    (tmp_path / "broken.py").write_text("1 / 0", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.delitem(sys.modules, "timm", raising=False)
-    if imported:
-        monkeypatch.setitem(sys.modules, "timm", ModuleType("timm"))
-    server = child.Server()
-    monkeypatch.setattr(child, "_server", server)
-    try:
-        assert child.value(child.run(has_imported, ("timm",), kind=bool)) == imported
-    finally:
-        server.close()
+    with contextlib.closing(child.ForkServer(["colorsys"], ["broken", "fine"])) as server:
+        for name, expected in (("colorsys", True), ("fine", True), ("broken", False)):
+            assert child.value(child.run(has_imported, (name,), kind=bool, server=server)) == expected
+    with contextlib.closing(child.ForkServer(["broken"])) as server:
+        with pytest.raises(MachineError, match="could not start: ZeroDivisionError"):
+            child.run(double, (1,), kind=int, server=server)
+
+
+def test_calls_share_a_server_that_has_imported_what_they_need() -> None:
+    first = child.shared(["colorsys"])
+    assert child.shared() is first
+    second = child.shared(["colorsys", "wave"])
+    assert second is not first
+    assert child.shared(["wave"]) is second
+    assert child.value(child.run(double, (4,), kind=int, server=first)) == 8, "who has it may go on using it"
+
+
+def wait_for(mine: str, other: str, emit: OnEvent) -> bool:
+    """Whether the other call has begun while this one runs."""
+    Path(mine).touch()
+    deadline = time.monotonic() + 30
+    while not Path(other).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return Path(other).exists()
+
+
+def test_calls_of_two_threads_run_at_the_same_time(tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    def call(mine: str, other: str) -> None:
+        found.append(child.value(child.run(wait_for, (str(tmp_path / mine), str(tmp_path / other)), kind=bool)))
+
+    threads = [threading.Thread(target=call, args=names) for names in (("a", "b"), ("b", "a"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True, True]
+
+
+def test_a_call_that_ends_badly_leaves_those_beside_it_alone(tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    def call() -> None:
+        found.append(child.value(child.run(wait_for, (str(tmp_path / "a"), str(tmp_path / "b")), kind=bool)))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert child.run(die, (9,), kind=int).signal == "SIGKILL"
+    assert child.run(hang_with_a_child, (), kind=int, timeout_s=0.5).how == "timed_out"
+    with pytest.raises(KeyboardInterrupt):
+        child.run(hang_with_a_child, (), kind=int, on_event=interrupt)
+    (tmp_path / "b").touch()
+    thread.join()
+    assert found == [True]
+
+
+def interrupt(event: AnyEvent) -> None:
+    raise KeyboardInterrupt
+
+
+def echo(emit: OnEvent) -> bool:
+    print(f"out {sys.stdin.readline().strip()}", flush=True)  # noqa: T201 - what the test looks for
+    print("err", file=sys.stderr, flush=True)  # noqa: T201
+    return True
+
+
+SCRIPT = """
+import sys
+from tests.process.test_child import child, echo
+ended = child.run(echo, (), kind=bool, output=sys.argv[1])
+print("kept", repr(ended.output), flush=True)
+"""
+
+
+@pytest.mark.parametrize("output", ["captured", "passed"])
+def test_the_callers_input_and_output_can_be_passed_to_the_child(output: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, output], input="coal", capture_output=True, text=True, check=True
+    )
+    if output == "passed":
+        assert (ran.stdout, ran.stderr) == ("out coal\nkept ''\n", "err\n")
+    else:
+        assert (ran.stdout, ran.stderr) == ("kept 'out \\nerr\\n'\n", "")
 
 
 def test_what_cannot_be_sent_says_what_to_give_instead() -> None:
@@ -175,21 +251,21 @@ def test_what_cannot_be_sent_says_what_to_give_instead() -> None:
 
 
 def test_a_killed_server_is_replaced() -> None:
-    server = child.server()
+    server = child.shared()
     server.wait_ready()
-    os.kill(server._process.pid, signal.SIGKILL)
+    os.kill(server.pid, signal.SIGKILL)
     server._process.wait()
     assert child.value(child.run(double, (5,), kind=int)) == 10
 
 
 def test_a_server_that_is_killed_while_it_is_given_a_call_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = child.server()
+    server = child.shared()
     server.wait_ready()
     real = child._payload
 
     def kill(*arguments: Any) -> bytes:
-        os.kill(server._process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, server._process.pid, os.WEXITED | os.WNOWAIT)
+        os.kill(server.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
         return real(*arguments)
 
     monkeypatch.setattr(child, "_payload", kill)
@@ -200,19 +276,20 @@ def test_a_server_that_is_killed_while_it_is_given_a_call_is_one_error(monkeypat
 
 
 def test_an_interrupt_while_a_call_is_sent_leaves_the_next_one_as_it_was() -> None:
-    def interrupt(number: int, frame: Any) -> None:
+    def interrupt_send(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    server = child.server()
+    server = child.shared()
     server.wait_ready()
-    os.kill(server._process.pid, signal.SIGSTOP)  # it takes nothing more, so the call below is half sent
-    before = signal.signal(signal.SIGALRM, interrupt)
+    os.kill(server.pid, signal.SIGSTOP)  # it takes nothing more, so the call below is half sent
+    before = signal.signal(signal.SIGALRM, interrupt_send)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt):
             child.run(length, (bytes(2**24),), kind=int)
     finally:
         signal.signal(signal.SIGALRM, before)
+        os.kill(server.pid, signal.SIGCONT)
     assert child.value(child.run(length, (bytes(2**24),), kind=int)) == 2**24
 
 
@@ -232,7 +309,6 @@ def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     caller = os.fork()
     if caller == 0:
-        child._server = None
 
         def write_down(event: AnyEvent) -> None:
             note.write_text(" ".join(map(str, pids_of(event))))

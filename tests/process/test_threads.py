@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import stoker
-from stoker.process.threads import hold
+from stoker.process.threads import limit_threads
 
 HERE = str(Path(__file__).parents[1] / "workloads" / "planted.py")
 
@@ -16,30 +16,30 @@ HERE = str(Path(__file__).parents[1] / "workloads" / "planted.py")
 def _as_before() -> Iterator[None]:
     number = torch.get_num_threads()
     yield
-    hold().release(number)
+    limit_threads().release(number)
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_what_is_asked_for_while_threads_are_held_is_kept_for_the_run() -> None:
-    held = hold()
+def test_the_number_asked_for_under_a_thread_limit_is_set_for_the_run() -> None:
+    limit = limit_threads()
     by_name = torch.set_num_threads
     torch.set_num_threads(3)
     assert torch.get_num_threads() == 3, "for whoever asks"
     torch.set_num_threads(torch.get_num_threads())
     assert torch.__config__.parallel_info().splitlines()[1].split()[-1] == "1", "and still one"
-    assert hold() is held, "holding twice is holding once"
-    held.release()
+    assert limit_threads() is limit, "limiting twice is limiting once"
+    limit.release()
     assert torch.get_num_threads() == 3
     by_name(2)
     assert torch.get_num_threads() == 2, "whoever imported it by name is heard in a run"
-    held.release(1)
+    limit.release(1)
     assert torch.get_num_threads() == 1
 
 
 @pytest.mark.usefixtures("_as_before")
 @pytest.mark.parametrize("number", [0, "two"])
 def test_a_number_that_is_none_is_refused_as_ever(number: object) -> None:
-    hold()
+    limit_threads()
     with pytest.raises((RuntimeError, TypeError)):
         torch.set_num_threads(number)  # type: ignore[arg-type]
 

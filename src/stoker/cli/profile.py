@@ -57,7 +57,7 @@ def profile(
 ) -> None:
     """Where the time goes: in the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
-    from stoker.measure import stalls as three_runs
+    from stoker.measure.profile import compare_sources
     from stoker.measure.profile import profile as run
     from stoker.records import Extent, Setting, Stalls, Trial, WorkloadSpec
     from stoker.report.documents import stalls_document, trial_document
@@ -104,7 +104,7 @@ def profile(
                 on_event=progress.event,
             )
 
-        result = three_runs.compare(one, extent) if stalls else one(extent)
+        result = compare_sources(one, extent) if stalls else one(extent)
     if isinstance(result, Stalls):
         trials = {"memory": result.memory, "cached": result.cached, "cold": result.cold}
         document = stalls_document(result, {name: advise(trial) for name, trial in trials.items()})

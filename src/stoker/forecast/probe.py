@@ -16,7 +16,7 @@ from stoker.forecast.runner import ProbeRunner, unusable, why
 from stoker.forecast.samples import RULES as SAMPLES
 from stoker.forecast.samples import item_seconds
 from stoker.measure.malloc import can_keep_memory
-from stoker.measure.session import KEPT_ITEMS, Script, run_script
+from stoker.measure.session import REPEATED_ITEMS, Script, run_script
 from stoker.records import Kind, Mode, Probes, Record, Run, Setting, Trial, WorkloadSpec
 from stoker.units import format_workers
 from stoker.workload.workload import Workload
@@ -77,6 +77,7 @@ def probe(
     return run_script(
         source,
         prober(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event).script(),
+        kind="probe",
         mode=mode,
         device=device,
         on_event=on_event,
@@ -164,7 +165,7 @@ class Prober:
         workers: int,
         *,
         batches: int,
-        nap_s: float | None = 0.0,
+        sleep_s: float | None = 0.0,
         repeats: int | None = None,
         memory: bool = False,
         larger: bool = False,
@@ -175,7 +176,7 @@ class Prober:
             return None
         return (
             yield from self._runner.record(
-                kind, size, workers, batches=batches, nap_s=nap_s, repeats=repeats, memory=memory, larger=larger
+                kind, size, workers, batches=batches, sleep_s=sleep_s, repeats=repeats, memory=memory, larger=larger
             )
         )
 
@@ -245,7 +246,7 @@ class Prober:
         step_s = self._step_s.get(size, 0.0) if self._runner.step_sleeps else 0.0
         count = self._batches(size, least, self._runner.item_s * size + step_s)
         if step_s and count * step_s <= RULES.long_share * self._runner.budget.seconds:
-            yield from self._record(kind, size, 0, batches=count, nap_s=None)
+            yield from self._record(kind, size, 0, batches=count, sleep_s=None)
         else:
             yield from self._record(kind, size, 0, batches=self._batches(size, least))
 
@@ -255,7 +256,7 @@ class Prober:
             yield from self._record("load", large, 1, batches=self._worker_batches(large, 3))
             yield from self._inline(large, SAMPLES.pinned_at_once + 1)
         elif large != middle:
-            yield from self._record("transport", large, 1, batches=4, repeats=KEPT_ITEMS)
+            yield from self._record("transport", large, 1, batches=4, repeats=REPEATED_ITEMS)
         if small != middle:
             yield from self._inline(small, 8)
             yield from self._record("load", small, 1, batches=self._worker_batches(small, 12))
@@ -299,11 +300,11 @@ class Prober:
             return  # a thread of its own receives batches then, independent of the loop
         for size in dict.fromkeys((small, middle)):
             for share in (0.6, 1.2):  # of a batch's loading time: workers are still busy, or idle, when the loop asks
-                nap_s = share * self._batch_s(size)
-                yield from self._record("slow", size, 2, batches=self._batches(size, 6, nap_s), nap_s=nap_s)
+                sleep_s = share * self._batch_s(size)
+                yield from self._record("slow", size, 2, batches=self._batches(size, 6, sleep_s), sleep_s=sleep_s)
         if large != middle:  # the time to receive a batch depends on its bytes: its items need not be loaded anew
-            nap_s = 0.6 * self._collate_s(large)
-            yield from self._record("slow", large, 2, batches=8, nap_s=nap_s, repeats=KEPT_ITEMS)
+            sleep_s = 0.6 * self._collate_s(large)
+            yield from self._record("slow", large, 2, batches=8, sleep_s=sleep_s, repeats=REPEATED_ITEMS)
 
     def _batch_s(self, size: int) -> float:
         """A single worker's time for a batch, as measured or else estimated."""
@@ -354,7 +355,9 @@ class Prober:
             yield from self._record("crowded", small, 1, batches=max(count, RULES.least_crowded_steps))
 
     def _step(self, size: int, batches: int, *, larger: bool = False) -> Script[Run | None]:
-        run = yield from self._record("step", size, 0, batches=batches, repeats=KEPT_ITEMS, memory=True, larger=larger)
+        run = yield from self._record(
+            "step", size, 0, batches=batches, repeats=REPEATED_ITEMS, memory=True, larger=larger
+        )
         if run is not None:
             hosts = [done - got for got, done in zip(run.got_s, run.done_s, strict=True)]
             self._step_s[size] = max(median(hosts[1:] or hosts), median(run.device_s[1:] or run.device_s))

@@ -157,7 +157,7 @@ class ProbeRunner:
         workers: int,
         *,
         batches: int,
-        nap_s: float | None = 0.0,
+        sleep_s: float | None = 0.0,
         repeats: int | None = None,
         memory: bool = False,
         larger: bool = False,
@@ -173,7 +173,7 @@ class ProbeRunner:
             text = f"probing batch {size}, {format_workers(workers)}"
             self._on_event(RunStarted(setting=self._with(size, workers), purpose="probe", text=text))
         runs_step = kind in ("step", "crowded")
-        job = self.job(size, workers, batches, nap_s=None if runs_step else nap_s, repeats=repeats, memory=memory)
+        job = self.job(size, workers, batches, sleep_s=None if runs_step else sleep_s, repeats=repeats, memory=memory)
         job = msgspec.structs.replace(job, keeps_memory=kind == "kept", threads=1 if kind == "single" else None)
         trial = yield from self._undisturbed(job)
         if trial.outcome != "done":
@@ -206,16 +206,16 @@ class ProbeRunner:
         workers: int,
         batches: int,
         *,
-        nap_s: float | None = 0.0,
+        sleep_s: float | None = 0.0,
         repeats: int | None = None,
         memory: bool = False,
     ) -> Job:
-        """A run whose step sleeps for `nap_s`; None is the real step. After the first probe it has a time limit."""
+        """A run whose step sleeps for `sleep_s`; None is the real step. After the first probe it has a time limit."""
         extent = Extent(batches=batches, warmup=0, source="memory" if memory else "files")
         limit_s = None
-        if self.log.runs and nap_s is not None:
-            limit_s = RULES.limit_s + RULES.limit_times * batches * (size * self.item_s + nap_s)
-        return Job(setting=self._with(size, workers), extent=extent, nap_s=nap_s, repeats=repeats, limit_s=limit_s)
+        if self.log.runs and sleep_s is not None:
+            limit_s = RULES.limit_s + RULES.limit_times * batches * (size * self.item_s + sleep_s)
+        return Job(setting=self._with(size, workers), extent=extent, sleep_s=sleep_s, repeats=repeats, limit_s=limit_s)
 
     def _with(self, size: int, workers: int) -> Setting:
         return msgspec.structs.replace(self._setting, batch_size=size, num_workers=workers)

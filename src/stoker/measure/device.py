@@ -1,4 +1,4 @@
-"""Two clocks with one face: the host's, and a CUDA stream's, whose events are read once the run is over."""
+"""Devices that a step runs on, and their clocks."""
 
 from time import perf_counter
 from typing import Any, Protocol
@@ -10,7 +10,8 @@ from stoker.units import parse_seconds
 
 
 class Clock(Protocol):
-    """`mark` notes a moment of the device's work without waiting for it; `seconds` tells when it was, on the host."""
+    """`mark` notes a moment of the device's work without waiting for it; `settle` waits until the device has finished;
+    `seconds` says when a mark was, by the host's clock."""
 
     def mark(self) -> Any: ...
     def settle(self) -> None: ...
@@ -52,28 +53,49 @@ class CudaClock:
         return self._base_s + float(self._base.elapsed_time(mark)) / 1e3
 
 
-def clock_for(device: torch.device) -> Clock:
-    return CudaClock(device) if device.type == "cuda" else HostClock()
+class SleepDevice:
+    """A device that computes nothing: it sleeps as long as a step would take, given for a batch or for each item."""
 
+    type = "sleep"
 
-class Nap:
-    """What a `sleep:` device costs: so much a batch, or so much an item."""
-
-    def __init__(self, text: str) -> None:
-        cost, per, unit = text.partition("/")
+    def __init__(self, cost: str) -> None:
+        amount, per, unit = cost.partition("/")
         if per and unit not in ("item", "batch"):
-            raise InputError(f"sleep:{text} is not a device; write sleep:20ms or sleep:0.5ms/item")
-        self._cost_s = parse_seconds(cost)
+            raise InputError(f"sleep:{cost} is not a device; write sleep:20ms or sleep:0.5ms/item")
+        self._cost = cost
+        self._cost_s = parse_seconds(amount)
         self._per_item = unit == "item"
 
     def seconds(self, items: int) -> float:
         return self._cost_s * items if self._per_item else self._cost_s
 
+    def __str__(self) -> str:
+        return f"sleep:{self._cost}"
 
-def parse_device(name: str) -> torch.device | Nap:
-    """`auto`, `cpu`, `cuda`, `cuda:1`, or `sleep:20ms`, checked against what is here."""
+
+Device = torch.device | SleepDevice
+"""Both have a `type`: cpu, cuda or sleep."""
+
+
+def clock_for(device: Device) -> Clock:
+    return CudaClock(device) if isinstance(device, torch.device) and device.type == "cuda" else HostClock()
+
+
+def peaks_of(device: Device) -> dict[str, int]:
+    """The most memory that torch used on the device since its peaks were reset."""
+    if isinstance(device, SleepDevice) or device.type != "cuda":
+        return {}
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "reserved_bytes": torch.cuda.max_memory_reserved(device),
+    }
+
+
+def parse_device(name: str) -> Device:
+    """`auto`, `cpu`, `cuda`, `cuda:1`, or `sleep:20ms`. Raises InputError for anything else and for a GPU beyond those
+    there are, and MachineError if torch finds none."""
     if name.startswith("sleep:"):
-        return Nap(name.removeprefix("sleep:"))
+        return SleepDevice(name.removeprefix("sleep:"))
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

@@ -1,4 +1,4 @@
-"""Where the loop's batches come from: a DataLoader bounded to what the trial runs, or batches already in memory."""
+"""Where the loop's batches come from: a DataLoader that ends after what the trial runs, or batches in memory."""
 
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
@@ -8,11 +8,23 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from stoker.errors import InputError
-from stoker.measure.spy import wrappers
-from stoker.records import Extent, Mode, Setting
+from stoker.measure.spy import Watched
+from stoker.records import Extent, Mode, Record, Setting
 from stoker.workload.workload import Workload
 
-KEPT_BATCHES = 8
+
+class FeedRules(Record, frozen=True):
+    """How many batches stand for a set when batches are loaded before the run."""
+
+    memory_batches: int = 8
+    """They are given in turn: enough that no cache holds them all, few enough for any memory."""
+    alike_batches: int = 2
+    """Of batches that are all alike. Two, because a loop has one while it asks for the next."""
+    stream_batches: int = 50
+    """For an epoch of a stream whose length nobody knows."""
+
+
+RULES = FeedRules()
 NO_ITEMS = "the dataset gives no items: there is nothing to measure"
 
 
@@ -33,7 +45,7 @@ class Order(Sampler[int]):
 
 
 class Bounded(Sampler[Any]):
-    """The first `count` entries of the person's own sampler or batch sampler, each epoch."""
+    """The first `count` entries of the user's own sampler or batch sampler, each epoch."""
 
     def __init__(self, inner: Iterable[Any], count: int) -> None:
         self._inner, self._count = inner, count
@@ -46,7 +58,8 @@ class Bounded(Sampler[Any]):
 
 
 class Feed:
-    """Gives an iterator an epoch. `cut`: it would go on after `batches`. `notes` say what was not as asked."""
+    """Gives an iterator for each epoch. With `cut` the iterator goes on after `batches`, and the loop has to stop.
+    `notes` say what is not as it was asked for."""
 
     def __init__(self, source: Iterable[Any], batches: int | None, notes: list[str], *, cut: bool = False) -> None:
         self.source, self.batches, self.notes, self.cut = source, batches, notes, cut
@@ -63,10 +76,12 @@ def make_feed(
     extent: Extent,
     *,
     pinned: bool,
-    traced: bool,
-    seed: int,
+    watched: Watched | None = None,
 ) -> Feed:
-    """A DataLoader under `setting` that ends by itself after what `extent` asks for."""
+    """A DataLoader under `setting` that ends by itself after what `extent` asks for; `watched` looks into `dataset`.
+
+    Raises InputError if there is nothing to load, or no way to know how much.
+    """
     wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
     options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
     if setting.num_workers:
@@ -77,13 +92,13 @@ def make_feed(
         options["batch_size"] = setting.batch_size
         batches = wanted
     else:
-        batches = _bound(workload, dataset, mode, setting, wanted, seed, options, notes)
-    options["collate_fn"] = wrappers.SpiedCollate(workload.collate_fn) if traced else workload.collate_fn
-    options["worker_init_fn"] = wrappers.SpiedInit(workload.worker_init_fn) if traced else workload.worker_init_fn
+        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes)
+    options["collate_fn"], options["worker_init_fn"] = workload.collate_fn, workload.worker_init_fn
+    if watched is not None:
+        options["collate_fn"] = watched.collate_fn(workload.collate_fn)
+        options["worker_init_fn"] = watched.worker_init_fn(workload.worker_init_fn)
     cut = isinstance(dataset, IterableDataset) and batches is not None
-    if traced and not isinstance(dataset, wrappers.SpiedItems | wrappers.SpiedStream):
-        dataset = wrappers.spied(dataset)
-    return Feed(DataLoader(dataset, **options), batches, notes, cut=cut)
+    return Feed(DataLoader(watched.dataset if watched else dataset, **options), batches, notes, cut=cut)
 
 
 def _bound(
@@ -96,7 +111,7 @@ def _bound(
     options: dict[str, Any],
     notes: list[str],
 ) -> int | None:
-    """Choose the sampler, so that the loader ends by itself; how many batches that makes, where it can be told."""
+    """Choose the sampler so that the loader ends by itself; how many batches that makes, if it can be known."""
     if workload.batch_sampler is not None:
         notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
         options["batch_sampler"] = Bounded(workload.batch_sampler, wanted) if wanted else workload.batch_sampler
@@ -128,11 +143,10 @@ def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, 
         notes.append(f"the set of {size} items ends after {whole} batches of {batch_size}; {wanted} were asked for")
 
 
-def keep_in_memory(feed: Feed, batches: int, *, most: int = KEPT_BATCHES) -> Feed:
-    """The feed's first batches, `most` of them, loaded now and given in turn: what the loop costs when loading costs
-    nothing."""
-    kept = list(islice(iter(feed), min(most, batches)))
-    if not kept:
+def load_into_memory(feed: Feed, batches: int, *, most: int = RULES.memory_batches) -> Feed:
+    """The feed's first batches, `most` of them, loaded now and given in turn: the loop then waits for no loading."""
+    loaded = list(islice(iter(feed), min(most, batches)))
+    if not loaded:
         raise InputError(NO_ITEMS)
-    source = [kept[index % len(kept)] for index in range(batches)]
-    return Feed(source, batches, [*feed.notes, f"{len(kept)} batches kept in memory, given in turn"])
+    source = [loaded[index % len(loaded)] for index in range(batches)]
+    return Feed(source, batches, [*feed.notes, f"{len(loaded)} batches kept in memory, given in turn"])

@@ -1,16 +1,15 @@
 """Readings taken beside a run, from the caller's process, a few times a second: GPU, memory, CPU, /dev/shm."""
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import psutil
 
 from stoker.machine import cpu, host
+from stoker.process.tree import cpu_and_rss, family
 from stoker.records import Gauge
 
 _PERIOD_S = 0.25
@@ -18,7 +17,6 @@ _FAMILY_EVERY = 4
 """Processes seldom change once the workers are there. Those that a main thread started are cheaply found."""
 _PSS_FIRST, _PSS_EVERY = 12, 80
 """The proportional set size walks every page table, milliseconds for each process: worth having, not often."""
-_TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 class Gauges:
@@ -99,14 +97,14 @@ class _Tree:
     def refresh(self, *, thoroughly: bool) -> None:
         """See which processes there are now."""
         with contextlib.suppress(psutil.Error, OSError):
-            self._pids = _family(self._pid, "*" if thoroughly else None)
+            self._pids = family(self._pid, threads="*" if thoroughly else None)
 
     def read(self, *, with_pss: bool) -> Iterator[tuple[str, float]]:
         rss = pss = 0.0
         cpu_s: dict[int, float] = {}
         for pid in self._pids:
             with contextlib.suppress(psutil.Error, OSError):
-                cpu_s[pid], resident = _cpu_and_rss(pid)
+                cpu_s[pid], resident = cpu_and_rss(pid)
                 rss += resident
                 if with_pss:
                     pss += getattr(psutil.Process(pid).memory_full_info(), "pss", 0)
@@ -124,33 +122,6 @@ class _Tree:
             spent = sum(seconds - before.get(pid, seconds) for pid, seconds in cpu_s.items())
             yield "cpu_cores", spent / (now - then)
         self._before = (now, cpu_s)
-
-
-def _family(pid: int, threads: str | None) -> list[int]:
-    """A process and all below it: what its main thread started, or any of the threads that `threads` matches.
-
-    Linux lists the children of a thread; to search all of /proc for them costs ten times as much.
-    """
-    pids = [pid]
-    for each in pids:
-        with contextlib.suppress(OSError):  # it has just ended
-            tasks = Path(f"/proc/{each}/task")
-            for task in tasks.glob(threads) if threads else (tasks / str(each),):
-                pids += map(int, (task / "children").read_text().split())
-    if len(pids) > 1 or threads is None:
-        return pids
-    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-
-
-def _cpu_and_rss(pid: int) -> tuple[float, float]:
-    """CPU seconds so far and resident bytes: on Linux both are in one file."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        process = psutil.Process(pid)
-        times = process.cpu_times()
-        return times.user + times.system, process.memory_info().rss
-    return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
 
 
 def _gpu_reader(uuid: str) -> Callable[[], Iterator[tuple[str, float]]]:

@@ -1,20 +1,26 @@
 """CPU time that processes other than the run itself take."""
 
+import contextlib
 import os
 import resource
 from pathlib import Path
 from time import perf_counter
 
+import psutil
+
+from stoker.process.tree import cpu_and_rss, family
+
 
 class InterferenceGauge:
-    """Reads the machine's CPU time when made and again on `read`. What this process tree did not use, others did."""
+    """Reads the CPU time of the machine and of this process tree, now and again at `read`; the difference between the
+    two is what other processes used."""
 
     def __init__(self) -> None:
         self._began = perf_counter()
         self._machine, self._own = machine_cpu_s(), _own_s()
 
     def read(self) -> tuple[float, float]:
-        """CPUs that other processes used since this was made, and CPUs that were idle. Join the workers first."""
+        """CPUs that other processes used since the gauge was made, and CPUs that were idle."""
         now = machine_cpu_s()
         seconds = max(perf_counter() - self._began, 1e-3)
         busy, idle = (after - before for before, after in zip(self._machine, now, strict=True))
@@ -22,7 +28,10 @@ class InterferenceGauge:
 
 
 def machine_cpu_s() -> tuple[float, float]:
-    """CPU seconds that were used and that were idle, of all CPUs together; no idle time ends where no kernel tells."""
+    """CPU seconds that were used and that were idle since the start, of all CPUs together.
+
+    Where the kernel does not say, nothing is used and one CPU is idle: no run seems disturbed then.
+    """
     try:
         fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except (OSError, ValueError, IndexError):
@@ -33,5 +42,11 @@ def machine_cpu_s() -> tuple[float, float]:
 
 
 def _own_s() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    """CPU seconds of this process, of those below it that have ended, and of those that have not: the workers of a run
+    that failed, and persistent ones."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(usage.ru_utime + usage.ru_stime for usage in usages)
+    for pid in family(os.getpid(), threads=None)[1:]:
+        with contextlib.suppress(OSError, psutil.Error):  # it has just ended
+            seconds += cpu_and_rss(pid)[0]
+    return seconds

@@ -1,89 +1,91 @@
-"""The loop itself: asks for a batch, steps, and keeps every moment; nothing is computed until it is over."""
+"""The measured loop: asks for a batch, makes the step, and writes every moment into a log."""
 
 from time import perf_counter
 from typing import Any
 
 from stoker.events import BatchDone, OnEvent
-from stoker.measure.account import Epoch, Step
-from stoker.measure.device import Clock
 from stoker.measure.feed import Feed
-from stoker.measure.spy import wrappers
-from stoker.measure.steps import ModelStep, NapStep
+from stoker.measure.log import LoopLog
+from stoker.measure.spy import Parcel
+from stoker.measure.steps import ModelStep, SleepStep
 from stoker.process import failures
+from stoker.records import Record
 from stoker.workload import calls
 
-_EVENT_GAP_S = 0.1
+
+class LoopRules(Record, frozen=True):
+    """What the loop does beside the steps."""
+
+    event_gap_s: float = 0.1
+    """How often the loop reports its progress at most: an event costs a system call."""
+    broken_wait_s: float = 0.5
+    """How long a worker whose connection broke may take to end, so that its signal is known."""
+
+
+RULES = LoopRules()
+
+
+class DeadlinePassed(Exception):
+    """The run was not over at its deadline."""
 
 
 class Loop:
-    """Runs epochs and keeps every moment; nothing is computed until it is over."""
+    """Runs epochs of batches, one step a batch. Raises DeadlinePassed after a batch that ends past `deadline_s`, a
+    moment of `time.perf_counter`, and WorkerDied if the loader failed because a worker was ended by a signal."""
 
-    def __init__(self, feed: Feed, step: ModelStep | NapStep, clock: Clock, emit: OnEvent, *, of: int | None) -> None:
-        self._feed, self._step, self._clock, self._emit, self._of = feed, step, clock, emit, of
-        self.epochs: list[tuple[float, float, float, float, list[Any]]] = []
-        self.stamps: list[wrappers.Stamp] = []
-        self.items: list[int] = []
-        self.bytes: list[int] = []
-        self._told = 0.0
+    def __init__(
+        self,
+        feed: Feed,
+        step: ModelStep | SleepStep,
+        log: LoopLog,
+        emit: OnEvent,
+        *,
+        of: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self._feed, self._step, self._log, self._emit, self._of = feed, step, log, emit, of
+        self._deadline_s = deadline_s
+        self._reported_s = 0.0
 
     def epoch(self) -> None:
-        began = perf_counter()
+        log, count = self._log, 0
+        log.epoch_began()
         batches = iter(self._feed)
-        started = perf_counter()
-        rows: list[Any] = []
+        log.loader_ready()
         while True:
-            asked = perf_counter()
-            if self._feed.cut and len(rows) == self._feed.batches:
+            log.ask()
+            if self._feed.cut and count == self._feed.batches:
                 break
             try:
-                parcel = next(batches)
+                parcel = next(batches)  # the batch before lives until this one is there, as in `for batch in loader`
             except StopIteration:
                 break
             except Exception as error:
-                _name_signals(error, batches)
+                _raise_worker_died(error, batches)
                 raise
-            rows.append(self._one(asked, parcel))  # and kept until the next is there, as `for batch in loader` does
+            self._one(parcel)
+            count += 1
         del batches
-        self.epochs.append((began, started, asked, perf_counter(), rows))
+        log.epoch_ended()
 
-    def _one(self, asked: float, parcel: Any) -> Any:
-        got = perf_counter()
-        batch = parcel.batch if isinstance(parcel, wrappers.Parcel) else parcel
-        if isinstance(parcel, wrappers.Parcel):
-            self.stamps.append(parcel.stamp)
-        ends: list[tuple[str, Any]] = []
-        began = self._clock.mark()
-        self._step(batch, lambda name: ends.append((name, self._clock.mark())))
-        done = perf_counter()
-        self.items.append(calls.count_items(batch))
-        self.bytes.append(calls.batch_bytes(batch))
-        if done - self._told > _EVENT_GAP_S:
-            self._told = done
-            self._emit(BatchDone(done=len(self.items), of=self._of))
-        return asked, got, done, began, ends
-
-    def settled(self) -> list[Epoch]:
-        """The epochs with the device's moments read."""
-        when = self._clock.seconds
-        return [
-            Epoch(
-                began=began,
-                started=started,
-                exhausted=exhausted,
-                ended=ended,
-                steps=tuple(
-                    Step(asked=asked, got=got, began=when(mark), ends=tuple((name, when(end)) for name, end in ends))
-                    for asked, got, _, mark, ends in rows
-                ),
-            )
-            for began, started, exhausted, ended, rows in self.epochs
-        ]
+    def _one(self, parcel: Any) -> None:
+        is_parcel = isinstance(parcel, Parcel)
+        self._log.got(parcel.stamp if is_parcel else None)
+        batch = parcel.batch if is_parcel else parcel
+        self._step(batch, self._log.stage)
+        done_s = perf_counter()
+        self._log.done(calls.count_items(batch), calls.batch_bytes(batch), at=done_s)
+        if done_s - self._reported_s > RULES.event_gap_s:
+            self._reported_s = done_s
+            self._emit(BatchDone(done=len(self._log.items), of=self._of))
+        if self._deadline_s is not None and done_s > self._deadline_s:
+            raise DeadlinePassed
 
 
-def _name_signals(error: Exception, batches: Any) -> None:
+def _raise_worker_died(error: Exception, batches: Any) -> None:
     """The loader does not always know that a worker died, or by which signal; its processes do."""
     for worker in getattr(batches, "_workers", ()):
         if isinstance(error, OSError | EOFError):  # a connection that broke: its other end may be dying
-            worker.join(0.5)
+            worker.join(RULES.broken_wait_s)
         if worker.exitcode is not None and worker.exitcode < 0:
-            error.add_note(f"Stoker: worker ended by {failures.signal_name(-worker.exitcode)}.")
+            raise failures.WorkerDied(-worker.exitcode) from error

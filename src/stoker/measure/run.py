@@ -1,9 +1,8 @@
 """One measured run of a workload under a setting: the loop, its clocks, and the trial they make."""
 
 import contextlib
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import msgspec
@@ -13,25 +12,24 @@ from torch.utils.data import IterableDataset, Subset
 from stoker.errors import InputError
 from stoker.events import ClockRead, GpuUsed, OnEvent, Phase, SubjectKnown
 from stoker.machine import inspect, pagecache
-from stoker.measure.assemble import measured
-from stoker.measure.device import Nap, clock_for, parse_device
-from stoker.measure.feed import KEPT_BATCHES, NO_ITEMS, Feed, keep_in_memory, make_feed
+from stoker.measure import feed as feeds
+from stoker.measure import spy
+from stoker.measure.assemble import assemble
+from stoker.measure.device import Device, SleepDevice, clock_for, parse_device, peaks_of
+from stoker.measure.feed import NO_ITEMS, Feed, load_into_memory, make_feed
+from stoker.measure.interference import InterferenceGauge
+from stoker.measure.log import LoopLog
 from stoker.measure.loop import Loop
-from stoker.measure.malloc import Keeping
-from stoker.measure.spy import wrappers
-from stoker.measure.steps import ModelStep, NapStep, make_step
+from stoker.measure.malloc import MallocSetting
+from stoker.measure.steps import ModelStep, SleepStep, make_step
 from stoker.measure.validation import score
 from stoker.records import OWN_UPDATES, Extent, Machine, Mode, Setting, Subject, Trial
 from stoker.workload import calls
 from stoker.workload.workload import Workload
 
-_ALIKE_BATCHES = 2
-_STREAM_BATCHES = 50
-"""How many batches stand for an epoch of a stream whose length nobody knows, when they are kept in memory."""
 
-
-class Opened:
-    """A workload's data and model in this process, made once, for one run or for many."""
+class Bench:
+    """A workload opened in this process: its data, and its model on the device. Made once, for one run or for many."""
 
     def __init__(self, workload: Workload, mode: Mode, device_name: str, *, seed: int = 0) -> None:
         self.workload, self.mode, self._device_name = workload, mode, device_name
@@ -39,10 +37,15 @@ class Opened:
         torch.manual_seed(seed)
         self.dataset = calls.make_dataset(workload)
         self.files = _files(workload, self.dataset)
-        self._step: tuple[Setting, ModelStep | NapStep] | None = None
+        self.running = False
+        """Whether the loop runs: what goes wrong then is the run's outcome."""
+        self.subject = self._subject_of(None)
+        """What is run; complete once the model has been made."""
+        self._step: tuple[Setting, ModelStep | SleepStep] | None = None
         self._machine: Machine | None = None
         self._ran = False
-        self.running = False
+        self._gauge: InterferenceGauge | None = None
+        self._interference: tuple[float, float] | None = None
 
     def run(
         self,
@@ -51,69 +54,78 @@ class Opened:
         emit: OnEvent,
         *,
         dataset: Any = None,
-        nap_s: float | None = None,
+        sleep_s: float | None = None,
         keeps_memory: bool = False,
+        deadline_s: float | None = None,
+        before_loop: Callable[[], None] | None = None,
     ) -> Trial:
-        """One trial. `dataset` stands in for the workload's own; `nap_s` is slept in place of the step; with
-        `keeps_memory` the workers' malloc gives nothing back."""
-        if extent.validate and isinstance(self.device, Nap):
+        """One trial.
+
+        `dataset` replaces the workload's own. `sleep_s` is slept in place of the step. With `keeps_memory` the workers'
+        malloc keeps freed memory. `deadline_s`, a moment of `time.perf_counter`, ends the loop with DeadlinePassed.
+        `before_loop` is called when all is ready. Errors of the workload are raised as they are.
+        """
+        if extent.validate and isinstance(self.device, SleepDevice):
             raise InputError(f"{self._device_name} computes nothing that could be scored; leave out --validate")
-        device = self.device if nap_s is None else Nap(f"{nap_s:.9f}s")
+        device = self.device if sleep_s is None else SleepDevice(f"{sleep_s:.9f}s")
         pinned = _pinned(setting, self.device)
         unused = _unused(setting, pinned, self.mode)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
+        self._gauge = self._interference = None
         if pinned and self._ran:
-            _forget_pinned(self.device)
+            _free_pinned_memory(self.device)
         self._ran = True
-        with _quiet_loader():
-            wrappers.install()
-            if isinstance(self.device, torch.device) and self.device.type == "cuda":
-                self.step(setting)  # loading finds memory as it does beside a model that was brought to the device
-            step = self.step(setting) if isinstance(device, torch.device) else NapStep(device)
-            workload = self.workload
-            if keeps_memory:
-                workload = workload.with_(worker_init_fn=Keeping(workload.worker_init_fn))
+        with _quiet_loader(), spy.installed(dataset) as watched:
+            step = self._step_on(device, setting)
             feed = make_feed(
-                workload, dataset, self.mode, setting, extent, pinned=pinned, traced=True, seed=extent.seed
+                self._with_malloc(keeps_memory), dataset, self.mode, setting, extent, pinned=pinned, watched=watched
             )
-            feed = _rest_in_memory(feed, step, extent, alike=dataset is not self.dataset)
+            feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
             feed.notes.extend([*unused, *_place(extent, self.files)])
-            loop, began, done, scores = self._looped(feed, step, device, setting, extent, emit)
-        updates_itself = setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself
-        if updates_itself:
-            feed.notes.append(OWN_UPDATES)
-        elif setting.accumulate > len(loop.items) and self.mode == "train":
-            feed.notes.append(
-                f"{len(loop.items)} batches are fewer than the {setting.accumulate} of one update: none was made"
-            )
+            log = LoopLog(clock_for(device))
+            loop = Loop(feed, step, log, emit, of=feed.batches and feed.batches * extent.epochs, deadline_s=deadline_s)
+            self._announce(step, device, emit)
+            if before_loop is not None:
+                before_loop()
+            self._run_loop(loop, log, step, setting, extent, emit)
+        notes = (*feed.notes, *_update_notes(setting, self.mode, step, len(log.items)))
         trial = Trial(
             outcome="done",
-            workload=self._subject(step),
+            workload=self.subject,
             setting=setting,
             extent=extent,
-            notes=tuple(feed.notes),
-            updates_itself=updates_itself,
+            notes=notes,
+            updates_itself=setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself,
         )
-        return measured(trial, loop, began, done, scores, device, self.see_machine())
+        return self.with_interference(assemble(trial, log, self.see_machine(), peaks_of(device)))
+
+    def with_interference(self, trial: Trial) -> Trial:
+        """The trial with what other processes used since the loop began, if it did."""
+        if self._interference is None and self._gauge is not None:
+            self._interference = self._gauge.read()
+        if self._interference is None:
+            return trial
+        interference, idle_cpus = self._interference
+        return msgspec.structs.replace(trial, interference=interference, idle_cpus=idle_cpus)
 
     def see_machine(self) -> Machine:
-        """The machine, looked at once."""
+        """The machine, inspected once."""
         self._machine = self._machine or inspect(data=self.files[0] if self.files else None)
         return self._machine
 
     def can_fork(self) -> bool:
-        """Whether a run may have a process forked for it: it touches no GPU."""
-        return isinstance(self.device, Nap) or self.device.type == "cpu"
+        """Whether a run may have a process forked for it: not if it uses a GPU."""
+        return self.device.type != "cuda"
 
     def make_model(self) -> None:
-        """Once, for all the processes that are forked from this one; what fails is said by the one that needs it."""
+        """Make the model for all processes that are forked from this one. Errors are left to the one that needs it."""
         if isinstance(self.device, torch.device) and not isinstance(self.workload.model, torch.nn.Module):
             with contextlib.suppress(Exception):
                 self.workload = self.workload.with_(model=calls.make_model(self.workload))
 
-    def step(self, setting: Setting) -> ModelStep | NapStep:
-        """The model on the device; made anew only where the setting asks for another."""
+    def step(self, setting: Setting) -> ModelStep | SleepStep:
+        """The model on the device; made again only if the setting asks for another."""
         asked = Setting(
             pin_memory=setting.pin_memory,
             precision=setting.precision,
@@ -128,69 +140,103 @@ class Opened:
         self._step[1].begin(setting.accumulate)
         return self._step[1]
 
-    def _looped(
-        self,
-        feed: Feed,
-        step: ModelStep | NapStep,
-        device: torch.device | Nap,
-        setting: Setting,
-        extent: Extent,
-        emit: OnEvent,
-    ) -> tuple[Loop, float, float, list[tuple[float, float | None]]]:
-        """The loop, run: when it began and was done, and what scoring said."""
-        clock = clock_for(device) if isinstance(device, torch.device) else clock_for(torch.device("cpu"))
-        loop = Loop(feed, step, clock, emit, of=feed.batches and feed.batches * extent.epochs)
-        scores: list[tuple[float, float | None]] = []
-        emit(SubjectKnown(subject=self._subject(step)))
+    def _step_on(self, device: Device, setting: Setting) -> ModelStep | SleepStep:
+        """The run's step. A run that only sleeps still has the model on its GPU, so that loading finds the memory that
+        it finds in other runs."""
+        if isinstance(device, SleepDevice) and self.device.type != "cuda":
+            return SleepStep(device)
+        step = self.step(setting)
+        return SleepStep(device) if isinstance(device, SleepDevice) else step
+
+    def _with_malloc(self, keeps_memory: bool) -> Workload:
+        if not keeps_memory:
+            return self.workload
+        return self.workload.with_(worker_init_fn=MallocSetting(self.workload.worker_init_fn))
+
+    def _announce(self, step: ModelStep | SleepStep, device: Device, emit: OnEvent) -> None:
+        self.subject = self._subject_of(step)
+        emit(SubjectKnown(subject=self.subject))
         if isinstance(device, torch.device) and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             emit(GpuUsed(uuid=f"GPU-{torch.cuda.get_device_properties(device).uuid}"))
+
+    def _run_loop(
+        self,
+        loop: Loop,
+        log: LoopLog,
+        step: ModelStep | SleepStep,
+        setting: Setting,
+        extent: Extent,
+        emit: OnEvent,
+    ) -> None:
         emit(Phase(name="running"))
         self.running = True
-        began = perf_counter()
+        self._gauge = InterferenceGauge()
+        log.run_began()
         for _ in range(extent.epochs):
             loop.epoch()
-            if not loop.items:
+            if not log.items:
                 raise InputError(NO_ITEMS)
             if extent.validate:
                 assert isinstance(step, ModelStep)
-                clock.settle()  # what the device still has to do belongs to the epoch, not to the scoring
-                with wrappers.paused():
-                    scores.append(score(self.workload, step, setting, pinned=bool(setting.pin_memory)))
-        clock.settle()
-        done = perf_counter()
+                log.clock.settle()  # what the device still has to do belongs to the epoch, not to the scoring
+                with spy.paused():
+                    log.scored(*score(self.workload, step, setting, pinned=bool(setting.pin_memory)))
+        log.run_ended()
+        self._interference = self._gauge.read()
         self.running = False
-        emit(ClockRead(began_s=began, over_s=done))
+        emit(ClockRead(began_s=log.began_s, over_s=log.ended_s))
         emit(Phase(name="over"))
-        return loop, began, done, scores
 
-    def _subject(self, step: ModelStep | NapStep) -> Subject:
-        return _subject(self.workload, self.dataset, self.mode, self._device_name, self.device, step)
+    def _subject_of(self, step: ModelStep | SleepStep | None) -> Subject:
+        workload, dataset = self.workload, self.dataset
+        source = workload.sampler if isinstance(workload.sampler, Sized) else dataset
+        model = self._device_name if step else workload.name
+        return Subject(
+            name=workload.name,
+            model=type(step.model).__name__ if isinstance(step, ModelStep) else model,
+            data=workload.data_name or type(dataset).__name__,
+            mode=self.mode,
+            device=str(self.device),
+            items=len(source) if isinstance(source, Sized) else None,
+            parameters=step.parameters if step is not None else None,
+            stream=isinstance(dataset, IterableDataset),
+            batch_sampler=workload.batch_sampler is not None,
+        )
 
 
-def _rest_in_memory(feed: Feed, step: ModelStep | NapStep, extent: Extent, *, alike: bool) -> Feed:
-    """For pure compute: batches on the device, or in host memory, loaded before the clock starts. Of batches that are
-    all alike, two will do."""
+def _into_memory(feed: Feed, step: ModelStep | SleepStep, extent: Extent, *, alike: bool) -> Feed:
+    """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
     on_device = isinstance(step, ModelStep) and step.on_device
     if not on_device and extent.source != "memory":
         return feed
-    most = _ALIKE_BATCHES if alike else KEPT_BATCHES
-    kept = keep_in_memory(feed, feed.batches or _STREAM_BATCHES, most=most)
+    rules = feeds.RULES
+    most = rules.alike_batches if alike else rules.memory_batches
+    loaded = load_into_memory(feed, feed.batches or rules.stream_batches, most=most)
     if on_device:
         assert isinstance(step, ModelStep)
-        moved = {id(batch): step.move(_bare(batch)) for batch in kept.source}
-        kept.source = [moved[id(batch)] for batch in kept.source]
+        moved = {id(batch): step.move(_batch_of(batch)) for batch in loaded.source}
+        loaded.source = [moved[id(batch)] for batch in loaded.source]
     else:
-        kept.source = [_bare(batch) for batch in kept.source]
-    return kept
+        loaded.source = [_batch_of(batch) for batch in loaded.source]
+    return loaded
 
 
-def _bare(parcel: Any) -> Any:
-    return parcel.batch if isinstance(parcel, wrappers.Parcel) else parcel
+def _batch_of(parcel: Any) -> Any:
+    return parcel.batch if isinstance(parcel, spy.Parcel) else parcel
+
+
+def _update_notes(setting: Setting, mode: Mode, step: ModelStep | SleepStep, batches: int) -> list[str]:
+    """What gathering several batches into one update came to."""
+    if setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself:
+        return [OWN_UPDATES]
+    if setting.accumulate > batches and mode == "train":
+        return [f"{batches} batches are fewer than the {setting.accumulate} of one update: none was made"]
+    return []
 
 
 def _place(extent: Extent, files: list[Path]) -> list[str]:
-    """Bring the files into the page cache, or out of it; what there is to say of that."""
+    """Bring the files into the page cache, or evict them from it; notes on how far that went."""
     if extent.source not in ("cached", "cold"):
         return []
     if not files:
@@ -205,7 +251,7 @@ def _place(extent: Extent, files: list[Path]) -> list[str]:
 
 
 def _files(workload: Workload, dataset: Any) -> list[Path]:
-    """The files that the dataset reads, where they can be told."""
+    """The files that the dataset reads, as far as they can be known."""
     given = workload.files() if callable(workload.files) else workload.files
     if given is None:
         while isinstance(dataset, Subset):
@@ -214,23 +260,23 @@ def _files(workload: Workload, dataset: Any) -> list[Path]:
     return [Path(file) for file in given if isinstance(file, str | Path)]
 
 
-def _pinned(setting: Setting, device: torch.device | Nap) -> bool:
+def _pinned(setting: Setting, device: Device) -> bool:
     if setting.pin_memory is None:
-        return isinstance(device, torch.device) and device.type == "cuda"
+        return device.type == "cuda"
     return setting.pin_memory and torch.cuda.is_available()
 
 
-def _forget_pinned(device: torch.device | Nap) -> None:
-    """Give back the pinned memory that torch keeps for later: a run starts as in a process of its own."""
-    forget = getattr(torch._C, "_host_emptyCache", None)
-    if forget is not None:
+def _free_pinned_memory(device: Device) -> None:
+    """Free the pinned memory that torch keeps for later, so that a run starts as in a process of its own."""
+    free = getattr(torch._C, "_host_emptyCache", None)
+    if free is not None:
         if isinstance(device, torch.device) and device.type == "cuda":
             torch.cuda.synchronize(device)
-        forget()
+        free()
 
 
 def _unused(setting: Setting, pinned: bool, mode: Mode) -> list[str]:
-    """What was asked for and cannot be had."""
+    """Notes on what was asked for and cannot be had."""
     notes = []
     if setting.pin_memory and not pinned:
         notes.append("pinned memory was asked for, but there is no GPU to pin it for")
@@ -241,34 +287,9 @@ def _unused(setting: Setting, pinned: bool, mode: Mode) -> list[str]:
     return notes
 
 
-def _subject(
-    workload: Workload,
-    dataset: Any,
-    mode: Mode,
-    device_name: str,
-    device: torch.device | Nap,
-    step: ModelStep | NapStep,
-) -> Subject:
-    name = device_name if isinstance(device, Nap) else str(device)
-    model = type(step.model).__name__ if isinstance(step, ModelStep) else device_name
-    source = workload.sampler if isinstance(workload.sampler, Sized) else dataset
-    items = len(source) if isinstance(source, Sized) else None
-    return Subject(
-        name=workload.name,
-        model=model,
-        data=workload.data_name or type(dataset).__name__,
-        mode=mode,
-        device=name,
-        items=items,
-        parameters=step.parameters,
-        stream=isinstance(dataset, IterableDataset),
-        batch_sampler=workload.batch_sampler is not None,
-    )
-
-
 @contextlib.contextmanager
 def _quiet_loader() -> Iterator[None]:
-    """The loader's warning about many workers is ours to give, in words that say what to do."""
+    """Without torch's warning about many workers: the trial has a note that says what to do."""
     import warnings
 
     with warnings.catch_warnings():

@@ -1,60 +1,112 @@
-"""Many trials of one workload, one after another from one child process: the data is opened and the model put on the
-device once. A crash, a hang or running out of memory costs that trial; the rest go on in a fresh child.
+"""Many trials of one workload, one after another from one child process.
 
-Where no GPU is used, each trial has a process of its own, forked from that child: what one leaves behind (C's malloc
-keeps memory once it has seen large pieces, which makes later loading several times as fast) is not there for the next.
+The data is opened and the model put on the device once. A crash, a hang or running out of memory costs that trial; the
+rest go on in a fresh child. If no GPU is used, each trial runs in a process of its own, forked from that child, so that
+a trial finds nothing of the one before. C's malloc, for one, keeps memory once it has seen large pieces, which makes
+later loading several times as fast.
 
-The caller writes a generator that yields a `Job` and is sent its `Trial`, so that each job can depend on the trials
-before it: `trial = yield Job(setting=..., extent=...)`. What the generator returns is the answer.
+The caller writes a script, a generator that yields a `Job` and is sent its `Trial`, so that each job can depend on the
+trials before it: `trial = yield Job(setting=..., extent=...)`. What the generator returns is the answer.
 """
 
 import contextlib
 import os
+import signal
+import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 import psutil
 
-from stoker.errors import StokerError
-from stoker.events import AnyEvent, BatchDone, JobTaken, OnEvent, Phase, RunEnded, SubjectKnown
+from stoker.errors import InputError, StokerError
+from stoker.events import (
+    AnyEvent,
+    ClockRead,
+    GpuUsed,
+    JobTaken,
+    LoopReady,
+    OnEvent,
+    Phase,
+    Progress,
+    RunEnded,
+    SubjectKnown,
+)
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
-from stoker.measure.interference import InterferenceGauge
-from stoker.measure.profile import STALL_S, calmly, first_guess, judge, opened
+from stoker.measure import reference
+from stoker.measure.gauges import Gauges
 from stoker.process import child
 from stoker.process.fork import Forked
-from stoker.records import Extent, Mode, Outcome, Problem, Record, Setting, Subject, Trial, WorkloadSpec, encode
+from stoker.records import (
+    Extent,
+    Mode,
+    Outcome,
+    Problem,
+    Record,
+    Setting,
+    Subject,
+    Task,
+    TaskKind,
+    Trial,
+    WorkloadSpec,
+    encode,
+)
 from stoker.units import format_seconds
 from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
-    from stoker.measure.run import Opened
-    from stoker.process.threads import Held
+    from stoker.measure.run import Bench
+    from stoker.process.threads import ThreadLimit
 
 R = TypeVar("R")
-KEPT_ITEMS = 32
+
+REPEATED_ITEMS = 32
 """How many items stand for all where it does not matter which they are."""
 
 
+class SessionRules(Record, frozen=True):
+    """How long a child may be silent, and how items are repeated."""
+
+    job_stall_s: float = 60.0
+    """At a job: the loop reports its progress, and no step takes this long."""
+    opening_stall_s: float = 300.0
+    """Before the first job: to open a large set takes its time."""
+    repeated_length: int = 1 << 16
+    """The length of a set whose items are repeated: more than any job asks for."""
+
+
+RULES = SessionRules()
+
+
 class Job(Record, frozen=True):
-    """One run. `nap_s` is slept in place of the step; `repeats` has the first so many items, kept, stand for all; with
-    `keeps_memory` malloc gives nothing back in the workers; the loop's own process has so many `threads`, torch's
-    number unless told; a `fresh` one goes to a child that has run nothing yet."""
+    """One run of a session.
+
+    `sleep_s` is slept in place of the step. With `repeats` the first so many items are loaded once and given again and
+    again. `limit_s` ends the run as timed out. With `keeps_memory` malloc keeps freed memory in the workers. `threads`
+    is the number of torch's threads in the loop's process. A `fresh` job goes to a child that has run nothing yet.
+    """
 
     setting: Setting
     extent: Extent
-    nap_s: float | None = None
+    sleep_s: float | None = None
     repeats: int | None = None
     limit_s: float | None = None
     keeps_memory: bool = False
     threads: int | None = None
     fresh: bool = False
+
+    @property
+    def options(self) -> dict[str, str | int | float | bool]:
+        """What makes the run another than that of its setting and extent alone."""
+        values = {name: getattr(self, name) for name in ("sleep_s", "repeats", "keeps_memory", "threads")}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
 
 
 Script = Generator[Job, Trial, R]
@@ -62,68 +114,177 @@ Script = Generator[Job, Trial, R]
 
 def run_script(
     source: Workload | WorkloadSpec | str,
-    talk: Script[R],
+    script: Script[R],
     *,
+    kind: TaskKind = "profile",
     mode: Mode | None = None,
     device: str = "auto",
-    stall_s: float = 60.0,
+    stall_s: float = RULES.job_stall_s,
+    timeout_s: float | None = None,
+    forks: bool = True,
+    gauged: bool = False,
+    server: child.ForkServer | None = None,
     on_event: OnEvent | None = None,
 ) -> R:
-    """Run the generator's jobs as it yields them. A child that says nothing for `stall_s` at one of them is ended."""
+    """Run the script's jobs as it yields them; what it returns.
+
+    `kind` says what the trials' tasks are for. A child that is silent for `stall_s` at a job is ended, as is one that
+    takes longer than `timeout_s`. Without `forks`, jobs run in the child itself. With `gauged`, CPU and memory are read
+    beside each run. Children are forked from `server`, by default from `trial_server()`. Raises InputError or
+    MachineError for what goes wrong before a loop runs.
+    """
     source = WorkloadSpec(spec=source) if isinstance(source, str) else source
+    if mode not in (None, "train", "infer"):
+        raise InputError(f"no such mode: {mode!r}; choose train or infer")
+    server = server or trial_server()
+    reference.prepare()  # meanwhile the server imports torch
+    request = _Request(source, kind, mode, device, stall_s, timeout_s, forks, gauged)
     with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        session = _Session(talk, Path(folder) / "jobs", first_guess(source, mode, device), stall_s, on_event)
+        session = _Session(script, Path(folder) / "jobs", request, on_event)
         try:
             while session.job is not None:
-                _child(source, session, mode, device)
+                _run_child(session, request, server)
             return session.answer()
         finally:
             session.close()
 
 
-def _child(source: Workload | WorkloadSpec, session: "_Session[R]", mode: Mode | None, device: str) -> None:
+_MODULES = (
+    "torch.utils.data",
+    "torchvision.transforms",
+    "stoker.measure.run",
+    "stoker.measure.session",
+    "stoker.workload.load",
+)
+"""What every trial needs, imported once by the server that trials are forked from."""
+_LIBRARIES = ("timm", "transformers")
+"""Libraries of models, which take seconds to import: the server imports those that the caller has imported."""
+
+
+def trial_server() -> child.ForkServer:
+    """The server that trials of this process are forked from. To ask for it early lets it import torch meanwhile."""
+    return child.shared(_MODULES, [name for name in _LIBRARIES if name in sys.modules])
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """What `run_script` was asked for."""
+
+    source: Any
+    kind: TaskKind
+    mode: Mode | None
+    device: str
+    stall_s: float
+    timeout_s: float | None
+    forks: bool
+    gauged: bool
+
+    def subject(self) -> Subject:
+        """The subject of a trial that ended before the workload was open."""
+        is_spec = isinstance(self.source, WorkloadSpec)
+        name = self.source.spec if is_spec else self.source.name
+        data = (self.source.data if is_spec else self.source.data_name) or "its own"
+        return Subject(name=name, model=name, data=data, mode=self.mode or "infer", device=self.device, items=None)
+
+    def task(self, job: Job) -> Task:
+        """What was asked of one run."""
+        return Task(
+            kind=self.kind,
+            workload=self.source if isinstance(self.source, WorkloadSpec) else None,
+            mode=self.mode,
+            device=self.device,
+            setting=job.setting,
+            extent=job.extent,
+            options=job.options,
+        )
+
+
+def _run_child(session: "_Session[R]", request: _Request, server: child.ForkServer) -> None:
     """One child, for as many jobs as it survives."""
     kills = out_of_memory_kills()
-    session.begin_child()
-    ended = child.run(
-        _serve, (source, mode, device, str(session.path)), kind=bool, stall_s=session.patience_s, on_event=session.event
-    )
+    seed = session.begin_child()
+    try:
+        ended = child.run(
+            _serve,
+            (request.source, request.mode, request.device, str(session.path), seed, request.forks),
+            kind=bool,
+            server=server,
+            timeout_s=request.timeout_s,
+            stall_s=session.patience_s,
+            on_event=session.event,
+            on_start=session.started,
+        )
+    finally:
+        session.end_child()
     if ended.how == "returned" or session.ended_between_jobs:
         return
     if ended.failure is not None and ended.failure.kind:
         child.value(ended)
-    outcome, problem = judge(ended, None, out_of_memory_kills() > kills, stall_s=session.patience_s())
-    session.failed(outcome, problem)
+    session.failed(*_judge(ended, request.timeout_s, out_of_memory_kills() > kills, session.patience_s()))
+
+
+def _judge(
+    ended: child.Ended[Any], timeout_s: float | None, memory_kill: bool, stall_s: float
+) -> tuple[Outcome, Problem]:
+    """The outcome of a run whose child returned nothing."""
+    from stoker.process import failures
+
+    if ended.how == "timed_out":
+        stalled = timeout_s is None or ended.seconds < timeout_s
+        limit = f"nothing happened for {format_seconds(stall_s)}" if stalled else f"not over after {timeout_s:g} s"
+        return "timed_out", failures.of_hang(ended.stacks, limit)
+    if ended.failure is not None:
+        return failures.of_trace(ended.failure.sentence, ended.failure.trace)
+    if memory_kill:
+        sentence = "the kernel killed the trial for want of host memory"
+        return "oom", Problem(sentence=sentence, remedy="use a smaller batch, fewer workers or less prefetch")
+    return failures.of_signal(ended.signal, ended.output)
 
 
 class _Session(Generic[R]):
-    """The caller's side: hands out jobs through a named pipe and gives each trial to the generator."""
+    """The caller's side: hands out jobs through a named pipe and gives each trial to the script."""
 
-    def __init__(self, talk: Script[R], path: Path, subject: Subject, stall_s: float, on_event: OnEvent | None) -> None:
-        self._talk, self.path, self._subject, self._stall_s, self._on_event = talk, path, subject, stall_s, on_event
+    def __init__(self, script: Script[R], path: Path, request: _Request, on_event: OnEvent | None) -> None:
+        self._script, self.path, self._request, self._on_event = script, path, request, on_event
         os.mkfifo(path)
-        # Both ends, so that what is written waits for a child to read it; never waiting ourselves.
+        # Both ends, so that what is written waits for a child to read it, and without waiting here.
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+        self._subject = request.subject()
+        self._gauges: Gauges | None = None
+        self._clock: ClockRead | None = None
         self.job: Job | None = None
+        self._when = datetime.now(UTC)
+        self._reference_s: tuple[float, ...] = ()
         self._has_run = self._is_at_one = False
         self._answer: R | None = None
         self._next(None)
 
-    def begin_child(self) -> None:
-        """Give the job that is due to a child that is about to begin; what another has left unread is not for it."""
+    def begin_child(self) -> int:
+        """Give the next job to a child that is about to begin; the seed of that job. What another child has left unread
+        is not for this one."""
+        assert self.job is not None
         with contextlib.suppress(BlockingIOError):
             while os.read(self._pipe, 1 << 16):
                 pass
         self._has_run = self._is_at_one = False
-        self._write(self.job)
+        self._gauges = Gauges() if self._request.gauged else None
+        self._hand_out(self.job)
+        return self.job.extent.seed
+
+    def started(self, pid: int) -> None:
+        if self._gauges is not None:
+            self._gauges.start(pid)
+
+    def end_child(self) -> None:
+        if self._gauges is not None:
+            self._gauges.stop()
 
     def patience_s(self) -> float:
-        """How long the child may say nothing: opening a large set takes its time."""
-        return self._stall_s if self._is_at_one else max(self._stall_s, STALL_S)
+        """How long the child may be silent."""
+        return self._request.stall_s if self._is_at_one else max(self._request.stall_s, RULES.opening_stall_s)
 
     @property
     def ended_between_jobs(self) -> bool:
-        """Whether the child was at none when it went: not one job is to blame, and the next child gets what is due."""
+        """Whether the child ended while it had no job: then no job is to blame, and the next child gets the next."""
         return self._has_run and not self._is_at_one
 
     def event(self, event: AnyEvent) -> None:
@@ -131,57 +292,105 @@ class _Session(Generic[R]):
             case JobTaken():
                 self._is_at_one = True
                 return
+            case LoopReady():
+                self._loop_ready()
+                return
             case RunEnded(trial=trial):
-                self._has_run, self._is_at_one = True, False
-                self._next(trial)
-                if trial.outcome == "done":  # else it ends of itself; a fresh job waits for the next child
-                    self._write(None if self.job is None or self.job.fresh else self.job)
+                self._run_ended(trial)
                 return
             case SubjectKnown(subject=subject):
                 self._subject = subject
+            case ClockRead():
+                self._clock = event
+            case GpuUsed(uuid=uuid) if self._gauges is not None:
+                self._gauges.watch_gpu(uuid)
         if self._on_event:
             self._on_event(event)
 
     def failed(self, outcome: Outcome, problem: Problem) -> None:
-        """The child is gone; so is the trial it was at."""
+        """The child is gone, and with it the trial that it was running."""
         assert self.job is not None
         setting, extent = self.job.setting, self.job.extent
-        self._next(Trial(outcome=outcome, workload=self._subject, setting=setting, extent=extent, problem=problem))
+        trial = Trial(
+            outcome=outcome,
+            workload=self._subject,
+            setting=setting,
+            extent=extent,
+            problem=problem,
+            machine=inspect(),
+        )
+        self._next(self._identified(trial))
 
     def answer(self) -> R:
         return cast(R, self._answer)
 
     def close(self) -> None:
-        self._talk.close()
+        self._script.close()
         os.close(self._pipe)
+
+    def _loop_ready(self) -> None:
+        """The child waits: time the reference job while nothing else runs, then let the loop begin."""
+        self._reference_s = reference.reference_s()
+        if self._gauges is not None:
+            self._gauges.run_begins()
+        self._when = datetime.now(UTC)
+        os.write(self._pipe, b"\n")
+
+    def _run_ended(self, trial: Trial) -> None:
+        self._has_run, self._is_at_one = True, False
+        self._next(self._identified(trial))
+        if trial.outcome == "done":  # else the child ends by itself; a fresh job waits for the next child
+            self._hand_out(None if self.job is None or self.job.fresh else self.job)
+
+    def _identified(self, trial: Trial) -> Trial:
+        """The trial with what was asked, when it ran, and what was read beside it."""
+        assert self.job is not None
+        clock, gauges = self._clock, {}
+        if self._gauges is not None and clock is not None:
+            gauges = self._gauges.readings(clock.began_s, clock.over_s)
+        return msgspec.structs.replace(
+            trial, task=self._request.task(self.job), when=self._when, reference_s=self._reference_s, gauges=gauges
+        )
 
     def _next(self, trial: Trial | None) -> None:
         try:
-            self.job = next(self._talk) if trial is None else self._talk.send(trial)
+            self.job = next(self._script) if trial is None else self._script.send(trial)
         except StopIteration as end:
             self.job, self._answer = None, end.value
 
-    def _write(self, job: Job | None) -> None:
+    def _hand_out(self, job: Job | None) -> None:
+        self._when, self._reference_s, self._clock = datetime.now(UTC), (), None
         os.write(self._pipe, encode(job) + b"\n")
 
 
 # ---------------------------------------------------------------- in the child
 
 
-class _TooLong(Exception):
-    """A job's own limit has passed."""
+def open_workload(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEvent) -> Workload:
+    """The workload itself, in the process that runs it."""
+    if isinstance(source, Workload):
+        return source
+    from stoker.workload.load import load
+
+    def progress(what: str, done: int, of: int) -> None:
+        emit(Progress(what=what, done=done, of=of))
+
+    weights = Path(source.weights) if source.weights else None
+    return load(source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress)
 
 
-def _serve(source: Workload | WorkloadSpec, mode: Mode | None, device: str, path: str, emit: OnEvent) -> bool:
+def _serve(
+    source: Workload | WorkloadSpec, mode: Mode | None, device: str, path: str, seed: int, forks: bool, emit: OnEvent
+) -> bool:
     """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
-    from stoker.measure.run import Opened
-    from stoker.process.threads import hold
+    from stoker.measure.run import Bench
+    from stoker.process.threads import limit_threads
 
-    before, forks = psutil.Process().num_threads(), True
-    threads = hold()
-    workload = opened(source, mode, emit)
+    threads_before = psutil.Process().num_threads()
+    limit = limit_threads() if forks else None
+    workload = open_workload(source, mode, emit)
     emit(Phase(name="preparing"))
-    bench = Opened(workload, mode or workload.default_mode(), device)
+    bench = Bench(workload, mode or workload.default_mode(), device, seed=seed)
     bench.see_machine()  # here, for all the processes that are forked from this one
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
         while True:
@@ -189,20 +398,20 @@ def _serve(source: Workload | WorkloadSpec, mode: Mode | None, device: str, path
             if job is None:
                 return True
             emit(JobTaken())
-            run = partial(_one, bench, job, first_guess(source, mode, device), emit, threads)
-            if forks and bench.can_fork() and job.nap_s is None:
+            run = partial(_run_job, bench, job, jobs, emit, limit)
+            if forks and bench.can_fork() and job.sleep_s is None:
                 bench.make_model()
-            # Threads of the person's own would not survive a fork, and whoever waited for them would wait for ever.
-            forks = forks and bench.can_fork() and psutil.Process().num_threads() <= before
-            outcome = _forked(run) if forks else run()
+            # Threads of the user's own would not survive a fork, and who waited for them would wait for ever.
+            forks = forks and bench.can_fork() and psutil.Process().num_threads() <= threads_before
+            outcome = _run_forked(run) if forks else run()
             if outcome != "done":
                 return True
 
 
-def _forked(run: Callable[[], str]) -> str:
-    """In a process of its own, which says itself what it found: this one stays as it is, for the next to begin alike.
+def _run_forked(run: partial[str]) -> str:
+    """Run a job in a forked process, which reports the trial itself: this process stays as it is for the next job.
 
-    What ends that process by a signal, or without a word, ends this one too, and is told by whoever sees it.
+    What ends that process by a signal, or without a result, ends this one too, and the caller sees it.
     """
     forked = Forked(run, str)
     result = forked.result()
@@ -215,60 +424,80 @@ def _forked(run: Callable[[], str]) -> str:
     raise child.error_of(result)
 
 
-def _one(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "Held") -> str:
-    """Run a job and tell what came of it; its outcome."""
-    trial = _trial(bench, job, subject, emit, threads)
+def _run_job(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "ThreadLimit | None") -> str:
+    """Run a job and report its trial; the outcome."""
+    trial = _trial(bench, job, jobs, emit, limit)
     emit(RunEnded(trial=trial, purpose="job"))
     return trial.outcome
 
 
-def _trial(bench: "Opened", job: Job, subject: Subject, emit: OnEvent, threads: "Held") -> Trial:
-    from stoker.process import failures
+_errors: list[BaseException] = []
+"""The error that ended this process' last run. Its traceback holds the loader, whose orderly end would take seconds; an
+error that is referred to ends with the process."""
 
-    threads.release(job.threads)
+
+def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "ThreadLimit | None") -> Trial:
+    """Run a job; what goes wrong once the loop runs is an outcome, before that an error of Stoker's is raised."""
+    from stoker.measure.loop import DeadlinePassed
+
+    deadline_s = None if job.limit_s is None else perf_counter() + job.limit_s
+    _set_threads(job.threads, limit)
+
+    def wait_for_caller() -> None:
+        emit(LoopReady())
+        jobs.readline()
+
     outcome: Outcome
-    began = perf_counter()
-
-    def watch(event: AnyEvent) -> None:
-        nonlocal subject
-        if isinstance(event, SubjectKnown):
-            subject = event.subject
-        emit(event)
-        if isinstance(event, BatchDone) and job.limit_s is not None and perf_counter() - began > job.limit_s:
-            raise _TooLong
-
     try:
-        dataset = Repeats(bench.dataset, job.repeats) if job.repeats else None
-        gauge = InterferenceGauge()
-        trial = bench.run(
-            job.setting, job.extent, watch, dataset=dataset, nap_s=job.nap_s, keeps_memory=job.keeps_memory
+        return bench.run(
+            job.setting,
+            job.extent,
+            emit,
+            dataset=Repeats(bench.dataset, job.repeats) if job.repeats else None,
+            sleep_s=job.sleep_s,
+            keeps_memory=job.keeps_memory,
+            deadline_s=deadline_s,
+            before_loop=wait_for_caller,
         )
-        interference, idle_cpus = gauge.read()
-        return msgspec.structs.replace(trial, interference=interference, idle_cpus=idle_cpus)
-    except _TooLong as error:
-        _left.append(error)
+    except DeadlinePassed as error:
+        _errors.append(error)
         sentence = f"not over after {format_seconds(job.limit_s or 0.0)}"
         outcome, problem = "timed_out", Problem(sentence=sentence)
     except BaseException as error:
         if isinstance(error, StokerError) and not bench.running:
             raise
-        _left.append(error)
-        outcome, problem = calmly(failures.of_error, error)
-    return Trial(
+        _errors.append(error)
+        outcome, problem = _outcome_of(error)
+    failed = Trial(
         outcome=outcome,
-        workload=subject,
+        workload=bench.subject,
         setting=job.setting,
         extent=job.extent,
         problem=problem,
-        machine=inspect(),
+        machine=bench.see_machine(),
     )
+    return bench.with_interference(failed)
 
 
-_left: list[BaseException] = []
-"""Errors hold the loader in their tracebacks, whose orderly end would take seconds; kept, they end with the process."""
+def _set_threads(number: int | None, limit: "ThreadLimit | None") -> None:
+    import torch
+
+    if limit is not None:
+        limit.release(number)
+    elif number is not None:
+        torch.set_num_threads(number)
 
 
-_REPEATED = 1 << 16
+def _outcome_of(error: BaseException) -> tuple[Outcome, Problem]:
+    """Judge an error while the loader's signal handler may still raise another one, for a worker that died."""
+    from stoker.process import failures
+
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return failures.of_error(error)
+        except RuntimeError as later:
+            error = later
 
 
 class Repeats:
@@ -284,7 +513,7 @@ class Repeats:
             self._items = list(islice(iter(inner), count))
 
     def __len__(self) -> int:
-        return _REPEATED
+        return RULES.repeated_length
 
     def __getitem__(self, index: int) -> Any:
         return self._items[index % len(self._items)]

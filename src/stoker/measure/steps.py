@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stoker.measure.device import Nap
+from stoker.measure.device import Device, SleepDevice
 from stoker.records import Mode, Setting
 from stoker.workload import calls
 from stoker.workload.workload import Workload
@@ -18,19 +18,19 @@ Tick = Callable[[str], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class NapStep:
+class SleepStep:
     """Stands in for a model: sleeps as long as one would take."""
 
     parameters: int | None = None
 
-    def __init__(self, nap: Nap) -> None:
-        self._nap = nap
+    def __init__(self, device: SleepDevice) -> None:
+        self._device = device
 
     def begin(self, accumulate: int) -> None:
         """It has no updates."""
 
     def __call__(self, batch: Any, tick: Tick) -> None:
-        time.sleep(self._nap.seconds(calls.count_items(batch)))
+        time.sleep(self._device.seconds(calls.count_items(batch)))
         tick("forward")
 
 
@@ -122,8 +122,8 @@ class ModelStep:
 
 
 def make_step(
-    workload: Workload, mode: Mode, setting: Setting, device: torch.device | Nap, *, pinned: bool
-) -> NapStep | ModelStep:
-    if isinstance(device, Nap):
-        return NapStep(device)
+    workload: Workload, mode: Mode, setting: Setting, device: Device, *, pinned: bool
+) -> SleepStep | ModelStep:
+    if isinstance(device, SleepDevice):
+        return SleepStep(device)
     return ModelStep(workload, mode, setting, device, pinned=pinned)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from stoker.machine import host
-from stoker.measure.device import Nap, parse_device
+from stoker.measure.device import SleepDevice, parse_device
 from stoker.records import Record
 
 
@@ -22,7 +22,7 @@ class Room(Record, frozen=True):
 def room_of(device_name: str) -> Room:
     """Look at the device; a process that does so has touched it."""
     device = parse_device(device_name)
-    assert not isinstance(device, Nap)
+    assert not isinstance(device, SleepDevice)
     if device.type != "cuda":
         found = host.read()
         return Room(device="host memory", total_bytes=found.limit_bytes, free_bytes=found.available_bytes)

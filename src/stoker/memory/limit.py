@@ -8,6 +8,7 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.events import OnEvent
+from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
 from stoker.records import METHODS, Limit, Method, Mode, Precision, Record, WorkloadSpec
@@ -93,7 +94,9 @@ def _elsewhere(source: Workload | WorkloadSpec, question: Question, on_event: On
     """In a process of its own."""
     from stoker.memory.methods import answer
 
-    ended = child.run(answer, (source, question), kind=Limit, on_event=on_event, stall_s=_STALL_S)
+    ended = child.run(
+        answer, (source, question), kind=Limit, server=trial_server(), on_event=on_event, stall_s=_STALL_S
+    )
     return child.value(ended)
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from stoker.errors import InputError, StokerError
 from stoker.events import AnyEvent, OnEvent, Phase
+from stoker.measure.session import trial_server
 from stoker.measure.steps import ModelStep
 from stoker.memory import traced
 from stoker.memory.bracket import Bracket, bisected, close, doubled
@@ -186,7 +187,7 @@ class _Inside:
 
         try:
             workload = self._workload.with_(model=_on_host(self._model), optimizer=_made(self._optimizer))
-            ended = child.run(answer, (workload, question), kind=Limit, stall_s=300)
+            ended = child.run(answer, (workload, question), kind=Limit, server=trial_server(), stall_s=300)
             return child.value(ended).max_batch
         except StokerError as error:
             self._notes.append(f"found by trying alone: {error}")

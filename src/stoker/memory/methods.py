@@ -6,7 +6,7 @@ import torch
 from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent, Phase
 from stoker.machine import gpu as driver
-from stoker.measure.profile import opened
+from stoker.measure.session import open_workload
 from stoker.memory import traced, two_point
 from stoker.memory.bracket import Bracket, bisected, close, doubled
 from stoker.memory.limit import Question
@@ -16,7 +16,7 @@ from stoker.memory.trace import compiled
 from stoker.memory.trace.gpus import is_known
 from stoker.memory.trace.log import AllocationLog
 from stoker.memory.traced import Estimate, Replays
-from stoker.process.threads import hold
+from stoker.process.threads import limit_threads
 from stoker.records import Attempt, Gpu, Limit, LimitRemedy, WorkloadSpec
 from stoker.units import format_seconds
 from stoker.workload import calls
@@ -40,8 +40,8 @@ _PATIENCE_S = 60.0
 def answer(source: Workload | WorkloadSpec, question: Question, emit: OnEvent) -> Limit:
     """The limit by the method asked for. Runs in a process that has touched no device."""
     compiled.watch()
-    hold()
-    workload = opened(source, question.mode, emit)
+    limit_threads()
+    workload = open_workload(source, question.mode, emit)
     mode = question.mode or workload.default_mode()
     if question.optimizer:
         from stoker.memory.trace.follow import OPTIMIZERS

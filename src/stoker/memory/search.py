@@ -15,7 +15,7 @@ from stoker.memory.traced import Estimate
 from stoker.memory.tries import Job, RunningAttempt, TryFactory
 from stoker.process import child
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
+from stoker.process.wire import Failure
 from stoker.records import Attempt, Limit, Method, Mode
 from stoker.units import format_bytes
 from stoker.workload import calls

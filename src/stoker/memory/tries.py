@@ -9,14 +9,14 @@ from typing import Any, TypedDict, Unpack
 import msgspec
 import torch
 
-from stoker.measure.device import Nap, parse_device
+from stoker.measure.device import SleepDevice, parse_device
 from stoker.measure.steps import ModelStep
 from stoker.memory.device_memory import CudaMemory, HostMemory, Room, room_of
 from stoker.memory.trace.fake_cuda import LazyBuild
 from stoker.process import child, failures
 from stoker.process.fork import Forked
-from stoker.process.forkserver import Failure
-from stoker.process.threads import hold
+from stoker.process.threads import limit_threads
+from stoker.process.wire import Failure
 from stoker.records import Attempt, Mode, Outcome, Precision, Problem, Record, Setting
 from stoker.workload import calls
 from stoker.workload.example import Example, worst_example
@@ -65,7 +65,7 @@ class TryFactory:
     """
 
     def __init__(self, workload: Workload, job: Job, *, lazy: bool = False) -> None:
-        self._threads = hold()
+        self._threads = limit_threads()
         self.workload, self.job = workload, job
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
@@ -165,7 +165,7 @@ class _Try:
     def __init__(self, cradle: TryFactory, model: torch.nn.Module, expandable: bool) -> None:
         self._cradle, self._job = cradle, cradle.job
         device = parse_device(self._job.device)
-        assert not isinstance(device, Nap)
+        assert not isinstance(device, SleepDevice)
         self._device = device
         self._memory: CudaMemory | HostMemory
         if device.type == "cuda":

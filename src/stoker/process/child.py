@@ -1,7 +1,7 @@
-"""Calls in a child process of their own: a crash, a hang or running out of memory costs the call, never the caller.
+"""Calls in a child process: a crash, a hang or running out of memory costs the call, never the caller.
 
-Children are forked from a server (`server.py`) that has imported torch, so that one more costs milliseconds. Nothing
-that a child sends back is unpickled: events and results are JSON, checked against the record they must be.
+Children are forked from a server (`forkserver.py`) that has imported what they need, so a child starts within
+milliseconds. Nothing that a child sends back is unpickled: events and results are JSON, checked against their records.
 """
 
 import atexit
@@ -21,34 +21,40 @@ from typing import IO, Any, Generic, Literal, TypeVar
 
 import cloudpickle
 import msgspec
-import psutil
 
 from stoker import errors
 from stoker.errors import InputError, MachineError, StokerError
 from stoker.events import AnyEvent, OnEvent
 from stoker.process import failures
-from stoker.process.forkserver import (
-    ERROR,
-    EVENT,
-    FRAME,
-    HEADER,
-    RESULT,
-    SHARED,
-    STATUS,
-    Call,
-    Failure,
-    kill_group,
-    receive,
-)
+from stoker.process.forkserver import HEADER, RUNNING, STATUS, Call, kill_group
+from stoker.process.tree import family
+from stoker.process.wire import EVENT, Failure, FrameReader, read_outcome, receive
+from stoker.records import Record
 
 T = TypeVar("T")
 
-_OUTPUT_TAIL_BYTES = 8192
-_STACK_WAIT_S = 0.5
+Output = Literal["captured", "passed"]
+"""What becomes of a child's standard input, output and error: `captured` reads nothing and keeps the end of what is
+written; `passed` gives the child those of the caller."""
+
+
+class ChildRules(Record, frozen=True):
+    """How much a child that failed may say."""
+
+    output_tail_bytes: int = 8192
+    """The end of its output: enough for a traceback."""
+    stacks_tail_bytes: int = 1 << 17
+    """Where its processes stood: with a stack for each thread of each worker."""
+    stacks_wait_s: float = 0.5
+    """How long each process may take to write its stacks; one that cannot is not waited for."""
+
+
+RULES = ChildRules()
 
 
 class Ended(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """How a call ended. `output` is the end of what it printed; `stacks` where each process stood when time ran out."""
+    """How a call ended. `output` is the end of what it printed; `stacks` says where its processes stood when time ran
+    out."""
 
     how: Literal["returned", "raised", "killed", "timed_out"]
     result: T | None = None
@@ -59,17 +65,21 @@ class Ended(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class Server:
-    """The caller's end of the process that children are forked from."""
+class ForkServer:
+    """The caller's end of the process that children are forked from. Any number of threads may use it at once.
 
-    def __init__(self) -> None:
+    The server imports `modules` before its first call; MachineError is raised if it cannot. `libraries` are imported
+    too where they can be.
+    """
+
+    def __init__(self, modules: Sequence[str] = (), libraries: Sequence[str] = ()) -> None:
+        self.modules = frozenset(modules)
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         with theirs:
-            libraries = [name for name in SHARED if name in sys.modules]
-            command = [sys.executable, "-P", "-m", "stoker.process.forkserver", str(theirs.fileno()), *libraries]
+            command = [sys.executable, "-P", "-m", "stoker.process.forkserver", str(theirs.fileno())]
             self._process = subprocess.Popen(
-                command,
+                [*command, ",".join(modules), ",".join(libraries)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -77,58 +87,92 @@ class Server:
                 start_new_session=True,
                 env=_environ(),
             )
-        self._socket = ours
+        self._control = ours
         self._owner = os.getpid()
-        self._ready = self._is_closed = False
+        self._is_ready = self._is_closed = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
+        """Whether this process can have children forked: a process forked from the owner cannot."""
+        return self._owner == os.getpid() and not self._is_closed and self._process.poll() is None
 
     def wait_ready(self) -> None:
-        """Return when torch is imported there; its error is ours where it cannot start."""
-        if self._ready:
-            return
-        if len(receive(self._socket, STATUS.size)) < STATUS.size:
-            _, noise = self._process.communicate()
-            last = noise.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
-            raise MachineError(f"the process that runs trials could not start: {last[0]}")
-        self._ready = True
-
-    def run(self, payload: bytes, job: "_Job[T]") -> Ended[T]:
+        """Return when the server has imported its modules."""
         with self._lock:
-            self.wait_ready()
-            pid = self._hand_over(payload, job)
-            return job.follow(pid, self._socket)
+            if self._is_closed:
+                raise _ended_outside()
+            if self._is_ready:
+                return
+            if len(receive(self._control, STATUS.size)) < STATUS.size:
+                self._is_closed = True
+                _, noise = self._process.communicate()
+                last = noise.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
+                raise MachineError(f"the process that runs trials could not start: {last[0]}")
+            self._is_ready = True
 
-    def _hand_over(self, payload: bytes, job: "_Job[T]") -> int:
-        """The pid of the child that has the call. A server that was interrupted meanwhile is of no more use."""
-        try:
-            socket.send_fds(self._socket, [HEADER.pack(len(payload))], job.files)
-            self._socket.sendall(payload)
-            job.close_childs_end()
-            return _read_status(self._socket)[0]
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
-                raise _ended_outside() from None
-            raise
+    def fork(self, files: Sequence[int]) -> socket.socket:
+        """Fork a child with these open files (events, stacks, standard input, output, error); its connection."""
+        self.wait_ready()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [b"C"], [theirs.fileno(), *files])
+            except BaseException as error:
+                ours.close()
+                if isinstance(error, OSError):
+                    raise _ended_outside() from None
+                raise
+        return ours
 
     def close(self) -> None:
-        self._socket.close()
+        """End the server, and with it all its children."""
+        self._control.close()
         if self._owner == os.getpid() and not self._is_closed:
             self._is_closed = True
             self._process.kill()
             self._process.communicate()
 
 
-class _Job(Generic[T]):
-    """One call while it runs: its pipe, its output, its clock."""
+_shared: ForkServer | None = None
+_shared_lock = threading.Lock()
+
+
+def shared(modules: Sequence[str] = (), libraries: Sequence[str] = ()) -> ForkServer:
+    """The server that all calls of this process share: one that has imported `modules`.
+
+    It is started at the first use, and again if it was killed or lacks a module. To ask for it early lets it import
+    while the caller does other work. `libraries` matter only when it is started.
+    """
+    global _shared
+    with _shared_lock:
+        if _shared is None or not _shared.alive or not _shared.modules.issuperset(modules):
+            _shared = ForkServer(modules, libraries)
+            atexit.register(_shared.close)
+        return _shared
+
+
+def _after_fork() -> None:
+    """In a forked process: another thread of the parent may have held the lock."""
+    global _shared_lock
+    _shared_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _RunningCall(Generic[T]):
+    """One call while it runs: its pipe for events, its output, its clocks."""
 
     def __init__(
         self,
         kind: type[T],
         *,
+        output: Output,
         timeout_s: float | None,
         stall_s: float | Callable[[], float] | None,
         on_event: OnEvent | None,
@@ -137,33 +181,43 @@ class _Job(Generic[T]):
         self._kind = kind
         self._timeout_s, self._stall_s = timeout_s, stall_s
         self._on_event, self._on_start = on_event, on_start
-        self._read, write = os.pipe()
-        self._write: int | None = write
+        self._files = contextlib.ExitStack()
+        self._is_passed = output == "passed"
+        self._stacks: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._output: IO[bytes] = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._nothing = self._files.enter_context(Path(os.devnull).open("r+b"))  # noqa: SIM115
+        self._read, self._write = os.pipe()
+        self._files.callback(os.close, self._read)
         os.set_blocking(self._read, False)
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._stacks: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self._buffer = bytearray()
+        self._frames = FrameReader()
         self._result: T | None = None
         self._failure: Failure | None = None
 
-    @property
-    def files(self) -> list[int]:
-        assert self._write is not None
-        return [self._write, self._output.fileno(), self._stacks.fileno()]
-
-    def close_childs_end(self) -> None:
-        if self._write is not None:
-            os.close(self._write)
-            self._write = None
-
     def close(self) -> None:
-        self.close_childs_end()
-        os.close(self._read)
-        self._output.close()
-        self._stacks.close()
+        self._close_childs_end()
+        self._files.close()
 
-    def follow(self, pid: int, sock: socket.socket) -> Ended[T]:
-        """Pass on events until the child has ended or its time is up; leave none of its processes behind."""
+    def run(self, server: ForkServer, payload: bytes) -> Ended[T]:
+        """Have a child make the call, and follow it to its end; none of its processes is left behind."""
+        with server.fork([self._write, self._stacks.fileno(), *self._standard_files()]) as connection:
+            self._close_childs_end()
+            with contextlib.suppress(ConnectionError):  # the child has ended already, and its status says how
+                connection.sendall(payload)
+            pid, status = _read_status(connection)
+            assert status == RUNNING
+            return self._follow(pid, connection)
+
+    def _standard_files(self) -> list[int]:
+        if not self._is_passed:
+            return [self._nothing.fileno(), self._output.fileno(), self._output.fileno()]
+        return [fd if _is_open(fd) else self._nothing.fileno() for fd in (0, 1, 2)]
+
+    def _close_childs_end(self) -> None:
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+    def _follow(self, pid: int, connection: socket.socket) -> Ended[T]:
         began = self._heard = monotonic()
         status: int | None = None
         timed_out = False
@@ -171,28 +225,28 @@ class _Job(Generic[T]):
             if self._on_start:
                 self._on_start(pid)
             with selectors.DefaultSelector() as selector:
-                selector.register(sock, selectors.EVENT_READ)
+                selector.register(connection, selectors.EVENT_READ)
                 selector.register(self._read, selectors.EVENT_READ)
                 while status is None:
-                    ready = {key.fileobj for key, _ in selector.select(self._patience(began))}
+                    ready = {key.fileobj for key, _ in selector.select(self._left_s(began))}
                     if self._read in ready and not self._drain():
                         selector.unregister(self._read)
-                    if sock in ready:
-                        _, status = _read_status(sock)
-                    elif self._patience(began) == 0:
+                    if connection in ready:
+                        _, status = _read_status(connection)
+                    elif self._left_s(began) == 0:
                         timed_out = True
                         self._ask_for_stacks(pid)
                         kill_group(pid)
-                        _, status = _read_status(sock)
+                        _, status = _read_status(connection)
         finally:
             kill_group(pid)
             if status is None:
-                _read_status(sock)
+                _read_status(connection)
         self._drain()
         return self._ended(status, timed_out, monotonic() - began)
 
-    def _patience(self, began: float) -> float | None:
-        """Seconds until time is up, or None where nothing limits it."""
+    def _left_s(self, began: float) -> float | None:
+        """Seconds until time is up, or None if nothing limits it."""
         ends = [began + self._timeout_s] if self._timeout_s is not None else []
         if self._stall_s is not None:
             ends.append(self._heard + (self._stall_s() if callable(self._stall_s) else self._stall_s))
@@ -207,31 +261,28 @@ class _Job(Generic[T]):
                 return True
             if not part:
                 return False
-            self._buffer += part
             self._heard = monotonic()
-            self._take_frames()
+            for tag, payload in self._frames.feed(part):
+                self._take(tag, payload)
 
-    def _take_frames(self) -> None:
-        while len(self._buffer) >= FRAME.size:
-            tag, length = FRAME.unpack_from(self._buffer)
-            if len(self._buffer) < FRAME.size + length:
-                return
-            payload = bytes(self._buffer[FRAME.size : FRAME.size + length])
-            del self._buffer[: FRAME.size + length]
-            if tag == RESULT:
-                self._result = msgspec.json.decode(payload, type=self._kind)
-            elif tag == ERROR:
-                self._failure = msgspec.json.decode(payload, type=Failure)
-            elif tag == EVENT and self._on_event:
-                self._on_event(msgspec.json.decode(payload, type=AnyEvent))
+    def _take(self, tag: bytes, payload: bytes) -> None:
+        if tag != EVENT:
+            outcome = read_outcome(tag, payload, self._kind)
+            if isinstance(outcome, Failure):
+                self._failure = outcome
+            else:
+                self._result = outcome
+        elif self._on_event:
+            self._on_event(msgspec.json.decode(payload, type=AnyEvent))
+            self._heard = monotonic()  # the listener's own time is not the child's silence
 
     def _ask_for_stacks(self, pid: int) -> None:
-        """Have each process write down where it stands, workers first, in turn so that they do not mix."""
-        for each in reversed(_family(pid)):
+        """Have each process write down where it stands, workers first, one after another so that they do not mix."""
+        for each in reversed(family(pid)):
             size = os.fstat(self._stacks.fileno()).st_size
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, signal.SIGUSR1)
-            deadline = monotonic() + _STACK_WAIT_S
+            deadline = monotonic() + RULES.stacks_wait_s
             while monotonic() < deadline:
                 sleep(0.02)
                 before, size = size, os.fstat(self._stacks.fileno()).st_size
@@ -252,23 +303,78 @@ class _Job(Generic[T]):
             result=None if timed_out else self._result,
             failure=self._failure,
             signal=killed,
-            output=_tail(self._output),
-            stacks=_tail(self._stacks, limit=1 << 17),
+            output=_tail(self._output, RULES.output_tail_bytes),
+            stacks=_tail(self._stacks, RULES.stacks_tail_bytes),
             seconds=seconds,
         )
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all below it, parents before children."""
+def run(
+    function: Callable[..., T],
+    arguments: Sequence[Any],
+    *,
+    kind: type[T],
+    server: ForkServer | None = None,
+    output: Output = "captured",
+    timeout_s: float | None = None,
+    stall_s: float | Callable[[], float] | None = None,
+    on_event: OnEvent | None = None,
+    on_start: Callable[[int], None] | None = None,
+) -> Ended[T]:
+    """Call `function(*arguments, emit)` in a child and follow it to its end.
+
+    The child is forked from `server`, by default from the one that calls of this process share (`shared`). `output`
+    says what becomes of what it prints. `timeout_s` bounds the whole call, and `stall_s` the time without any event; if
+    it is a function, it is asked each time. `on_start` gets the child's pid. Raises InputError if the call cannot be
+    pickled, and MachineError if the server cannot start or was killed.
+    """
+    server = server or shared()
+    payload = _payload(function, arguments)
+    call = _RunningCall(kind, output=output, timeout_s=timeout_s, stall_s=stall_s, on_event=on_event, on_start=on_start)
+    with contextlib.closing(call):
+        return call.run(server, payload)
+
+
+def value(ended: Ended[T]) -> T:
+    """The result of a call that returned. Raises the call's own error if it is one of Stoker's, InputError if the
+    user's code failed, and MachineError otherwise."""
+    if ended.how == "returned" and ended.result is not None:
+        return ended.result
+    if ended.failure is not None and ended.failure.kind:
+        raise error_of(ended.failure)
+    said = ended.failure.trace if ended.failure else ended.output
+    last = said.strip().splitlines()[-1:] or ["it printed nothing"]
+    place = failures.own_place(ended.failure.trace) if ended.failure else None
+    if place is not None:
+        raise InputError(f"{last[0]}, at {place}")
+    raise MachineError(f"a child process ended badly ({ended.signal or ended.how}): {last[0]}")
+
+
+def error_of(failure: Failure) -> StokerError:
+    """One of Stoker's own errors, as it was raised in another process."""
+    kind: type[StokerError] = getattr(errors, failure.kind, StokerError) if failure.kind else MachineError
+    return kind(failure.sentence)
+
+
+def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     try:
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    except psutil.Error:
-        return [pid]
+        pickled = cloudpickle.dumps((function, tuple(arguments)))
+    except Exception as error:  # whatever the user's own __reduce__ raises
+        raise InputError(
+            f"this workload cannot be sent to a child process ({error}); "
+            "give functions that make the model and the dataset instead of the objects"
+        ) from None
+    path = [os.fsencode(entry) for entry in sys.path]
+    call = msgspec.msgpack.encode(Call(path=path, folder=os.fsencode(Path.cwd()), environ=list(os.environb.items())))
+    return b"".join((HEADER.pack(len(call)), call, HEADER.pack(len(pickled)), pickled))
 
 
-def _read_status(sock: socket.socket) -> tuple[int, int]:
-    """A child's pid, and its wait status where it has ended."""
-    answer = receive(sock, STATUS.size)
+def _read_status(connection: socket.socket) -> tuple[int, int]:
+    """A child's pid and its wait status."""
+    try:
+        answer = receive(connection, STATUS.size)
+    except ConnectionError:
+        raise _ended_outside() from None
     if len(answer) < STATUS.size:
         raise _ended_outside()
     pid, status = STATUS.unpack(answer)
@@ -279,80 +385,22 @@ def _ended_outside() -> MachineError:
     return MachineError("the process that runs trials was ended from outside")
 
 
-def _tail(file: IO[bytes], limit: int = _OUTPUT_TAIL_BYTES) -> str:
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _tail(file: IO[bytes], limit_bytes: int) -> str:
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - limit))
+    file.seek(max(0, size - limit_bytes))
     return file.read().decode(errors="replace")
 
 
 def _environ() -> dict[str, str]:
-    """Ours, and a way to find this package where it is not installed but lies on the path."""
+    """This process' variables, and a way to find this package if it is not installed but lies on the path."""
     home = str(Path(errors.__file__).parents[1])
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}
-
-
-_server: Server | None = None
-
-
-def server() -> Server:
-    """The server of this process, started when first asked for. Asking early lets it import torch meanwhile."""
-    global _server
-    if _server is None or not _server.alive:
-        _server = Server()
-        atexit.register(_server.close)
-    return _server
-
-
-def run(
-    function: Callable[..., T],
-    arguments: Sequence[Any],
-    *,
-    kind: type[T],
-    timeout_s: float | None = None,
-    stall_s: float | Callable[[], float] | None = None,
-    on_event: OnEvent | None = None,
-    on_start: Callable[[int], None] | None = None,
-) -> Ended[T]:
-    """Call `function(*arguments, emit)` in a child and follow it to its end.
-
-    `timeout_s` bounds the whole call, `stall_s` the time without any event, and may be asked for anew each time;
-    `on_start` gets the child's pid.
-    """
-    job = _Job(kind, timeout_s=timeout_s, stall_s=stall_s, on_event=on_event, on_start=on_start)
-    try:
-        return server().run(_payload(function, arguments), job)
-    finally:
-        job.close()
-
-
-def value(ended: Ended[T]) -> T:
-    """The result of a call that returned; its own error where it raised one of ours."""
-    if ended.how == "returned" and ended.result is not None:
-        return ended.result
-    if ended.failure is not None and ended.failure.kind:
-        raise error_of(ended.failure)
-    last = (ended.failure.trace if ended.failure else ended.output).strip().splitlines()[-1:] or ["it said nothing"]
-    place = failures.own_place(ended.failure.trace) if ended.failure else None
-    if place is not None:
-        raise InputError(f"{last[0]}, at {place}")
-    raise MachineError(f"a process of ours ended badly ({ended.signal or ended.how}): {last[0]}")
-
-
-def error_of(failure: Failure) -> StokerError:
-    """One of our own errors, as it was raised in another process."""
-    kind: type[StokerError] = getattr(errors, failure.kind, StokerError) if failure.kind else MachineError
-    return kind(failure.sentence)
-
-
-def _payload(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    try:
-        pickled = cloudpickle.dumps((function, tuple(arguments)))
-    except Exception as error:  # whatever the person's own __reduce__ raises
-        raise InputError(
-            f"this workload cannot be sent to a process of its own ({error}); "
-            "give functions that make the model and the dataset instead of the objects"
-        ) from None
-    path = [os.fsencode(entry) for entry in sys.path]
-    call = msgspec.msgpack.encode(Call(path=path, folder=os.fsencode(Path.cwd()), environ=list(os.environb.items())))
-    return b"".join((HEADER.pack(len(call)), call, pickled))

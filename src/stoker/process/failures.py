@@ -1,4 +1,4 @@
-"""What ended a trial, as an outcome and one sentence with the person's own file and line."""
+"""What ended a trial: an outcome, and one sentence with the user's own file and line."""
 
 import re
 import signal
@@ -8,12 +8,11 @@ from pathlib import Path
 
 from stoker.errors import StokerError
 from stoker.machine import host
-from stoker.records import Outcome, Problem
+from stoker.records import Outcome, Problem, Record
 from stoker.units import format_bytes
 
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)")
-_ENDED_BY = "Stoker: worker ended by "
 _CAUGHT = re.compile(r"^Caught (?P<kind>\w+) in (?P<place>.+)\.\nOriginal Traceback", re.MULTILINE)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
 _TRAIN_REMEDY = "a workload without a loss is run without gradients: say --mode train if it trains"
@@ -22,14 +21,41 @@ _SHM_REMEDY = (
 )
 
 
+class WorkerDied(Exception):
+    """A loader worker was ended by a signal. Raised from the loader's own error, which does not always say so."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"a loader worker was ended by {signal_name(number)}")
+        self.signal = number
+
+
+class TextRules(Record, frozen=True):
+    """How much of a text a problem takes over."""
+
+    trace_chars: int = 6000
+    """The end of a traceback: the frames nearest to the error."""
+    output_chars: int = 4000
+    """The end of what a process printed."""
+    sentence_chars: int = 300
+    """Of torch's sentence about memory, which goes on with advice."""
+    line_chars: int = 200
+    """Of the last line that a process printed."""
+
+
+RULES = TextRules()
+
+
 def of_error(error: BaseException) -> tuple[Outcome, Problem]:
-    """What an exception that came out of the loop says."""
-    text = str(error)
-    if _is_out_of_memory(error) or _says_no_memory(error, text):
+    """The outcome of a run that ended with this exception."""
+    cause = error.__cause__ if isinstance(error, WorkerDied) and error.__cause__ is not None else error
+    text = str(cause)
+    if _is_out_of_memory(cause) or _says_no_memory(cause, text):
         return "oom", _out_of_memory(text)
+    if isinstance(error, WorkerDied):
+        return "crashed", _worker_died(signal_name(error.signal))
     trace = trace_of(error)
-    if (isinstance(error, RuntimeError) and _WORKER_DIED.search(text)) or _ENDED_BY in trace:
-        return "crashed", _worker_died(trace)
+    if isinstance(error, RuntimeError) and _WORKER_DIED.search(text):
+        return "crashed", _worker_died(_signal_in(trace))
     caught = _CAUGHT.search(text)
     if caught:
         kind, message = _last_exception(text, caught["kind"])
@@ -39,30 +65,33 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
     ours = isinstance(error, StokerError)
     sentence = message if ours and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
     remedy = _noted(trace) or (_TRAIN_REMEDY if "does not require grad" in sentence else None)
-    return "failed", Problem(sentence=sentence, where=own_place(trace), remedy=remedy, detail=trace[-6000:])
+    return "failed", Problem(
+        sentence=sentence, where=own_place(trace), remedy=remedy, detail=trace[-RULES.trace_chars :]
+    )
 
 
 def of_trace(sentence: str, trace: str) -> tuple[Outcome, Problem]:
-    """What an error says that reached the caller only as text."""
-    if _WORKER_DIED.search(sentence) or _ENDED_BY in trace:
-        return "crashed", _worker_died(trace)
-    return "failed", Problem(sentence=sentence.splitlines()[0], where=own_place(trace), detail=trace[-6000:])
+    """The outcome of a run that ended with an error of which the caller has only the text."""
+    if _WORKER_DIED.search(sentence):
+        return "crashed", _worker_died(_signal_in(trace))
+    detail = trace[-RULES.trace_chars :]
+    return "failed", Problem(sentence=sentence.splitlines()[0], where=own_place(trace), detail=detail)
 
 
 def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
-    """What the death of the trial's own process says."""
+    """The outcome of a run whose own process died."""
     if name == "SIGBUS":
         return "crashed", _bus_error("the trial's process")
     last = output.strip().splitlines()[-1:]
-    detail = output[-4000:] or None
-    sentence = f"the trial's process was ended by {name}" if name else "the trial's process ended without a word"
+    detail = output[-RULES.output_chars :] or None
+    sentence = f"the trial's process was ended by {name}" if name else "the trial's process ended without an error"
     if last:
-        sentence += f"; the last it printed: {last[0][:200]}"
+        sentence += f"; the last it printed: {last[0][: RULES.line_chars]}"
     return "crashed", Problem(sentence=sentence, detail=detail)
 
 
 def signal_name(number: int) -> str:
-    """As people know it; the real-time ones between the first and the last have no name."""
+    """The signal's name; real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -76,20 +105,20 @@ def trace_of(error: BaseException) -> str:
 def of_hang(stacks: str, limit: str) -> Problem:
     """Where the processes stood when time ran out."""
     place = own_place(stacks, newest_first=True)
-    sentence = f"{limit}; it stands in code of yours" if place else limit
-    return Problem(sentence=sentence, where=place, detail=stacks[-6000:] or None)
+    sentence = f"{limit}; it stands in your code" if place else limit
+    return Problem(sentence=sentence, where=place, detail=stacks[-RULES.trace_chars :] or None)
 
 
 def own_place(trace: str, *, newest_first: bool = False) -> str | None:
-    """The innermost place of a traceback that is in the person's own code, as file:line in function."""
-    frames = [match for match in _FRAME.finditer(trace) if _is_theirs(match["file"])]
+    """The innermost place of a traceback that is in the user's own code, as file:line in function."""
+    frames = [match for match in _FRAME.finditer(trace) if _is_users(match["file"])]
     if not frames:
         return None
     frame = frames[0] if newest_first else frames[-1]
     return f"{_relative(frame['file'])}:{frame['line']} in {frame['function'].strip()}"
 
 
-def _is_theirs(file: str) -> bool:
+def _is_users(file: str) -> bool:
     if file.startswith("<"):
         return False
     path = Path(file)
@@ -104,7 +133,7 @@ def _relative(file: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Torch's own error by its name: this file serves callers that never import torch."""
+    """Torch's error is told by its name, because callers of this module may not have imported torch."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
@@ -115,13 +144,17 @@ def _says_no_memory(error: BaseException, text: str) -> bool:
 def _out_of_memory(text: str) -> Problem:
     first = text.strip().splitlines()[0] if text.strip() else "out of memory"
     where = "device memory" if "CUDA" in text else "host memory"
-    return Problem(sentence=f"out of {where}: {first[:300]}", remedy="use a smaller batch")
+    return Problem(sentence=f"out of {where}: {first[: RULES.sentence_chars]}", remedy="use a smaller batch")
 
 
-def _worker_died(trace: str) -> Problem:
-    """By which signal, as the loader or the worker's exit code tells, somewhere in the chain of errors."""
-    killed = re.search(r"is killed by signal: (.+?)\.|Stoker: worker ended by (\w+)\.", trace)
-    name = killed.group(1) or killed.group(2) if killed else None
+def _signal_in(trace: str) -> str | None:
+    """The signal that ended a worker, in torch's words, from somewhere in the chain of errors."""
+    killed = re.search(r"is killed by signal: (.+?)\.", trace)
+    return killed[1] if killed else None
+
+
+def _worker_died(name: str | None) -> Problem:
+    """`name` is a signal as Python or as torch calls it."""
     if name in ("Bus error", "SIGBUS"):
         return _bus_error("a loader worker")
     if name in ("Killed", "SIGKILL"):
@@ -139,7 +172,7 @@ def _bus_error(who: str) -> Problem:
 
 
 def _last_exception(text: str, kind: str) -> tuple[str, str]:
-    """The message of the exception that a worker's text ends with, without our own notes."""
+    """The message of the exception that a worker's text ends with, without Stoker's notes."""
     found = list(re.finditer(rf"^(?:[\w.]*\.)?{re.escape(kind)}(?:: (?P<message>.*))?$", text, re.MULTILINE))
     return kind, (found[-1]["message"] or "") if found else ""
 

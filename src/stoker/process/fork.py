@@ -1,4 +1,4 @@
-"""Calls in processes forked from this one: each begins where this process stands, and leaves nothing behind in it."""
+"""Calls in processes forked from this one: each begins with all that this process has, and changes nothing in it."""
 
 import contextlib
 import os
@@ -7,22 +7,30 @@ from collections.abc import Callable
 from select import select
 from typing import Any, Generic, TypeVar
 
-import msgspec
 import psutil
 
-from stoker.errors import StokerError
 from stoker.process import failures
-from stoker.process.forkserver import ERROR, FRAME, RESULT, Failure, write_frame
-from stoker.records import encode
+from stoker.process.wire import Failure, FrameReader, read_outcome, write_outcome
+from stoker.records import Record
 
 T = TypeVar("T")
-_LOOK_S = 0.1
-_PART_BYTES = 1 << 16
-"""Little enough for malloc to take it from its heap: a larger piece, once freed, changes how it serves later ones."""
+
+
+class ForkRules(Record, frozen=True):
+    """How the result of a forked process is read."""
+
+    look_s: float = 0.1
+    """How often to look whether the process has ended without a result: a failure may be noticed this late."""
+    part_bytes: int = 1 << 16
+    """Small enough for malloc to take it from its heap. To free a larger piece changes how malloc serves later ones,
+    and with that the speed of the runs that follow."""
+
+
+RULES = ForkRules()
 
 
 class Forked(Generic[T]):
-    """A call under way in a process forked from this one; `result` waits for it."""
+    """A call that runs in a process forked from this one; `result` waits for it."""
 
     def __init__(self, function: Callable[[], T], kind: type[T]) -> None:
         self._kind = kind
@@ -32,44 +40,43 @@ class Forked(Generic[T]):
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._read)
-            _be_child(function, write)
+            _run_and_exit(function, write)
         os.close(write)
 
     def stop(self) -> None:
-        """End it; nobody wants its result any more."""
+        """End the process; its result is not wanted any more."""
         os.kill(self._pid, signal.SIGKILL)
         os.close(self._read)
         os.waitpid(self._pid, 0)
 
     def result(self) -> T | Failure:
-        """What it returned, or how it failed; `signal` is what ended it, if something did, and `exit_code` how it ended
-        itself without a word."""
-        data, status = self._said()
+        """What the call returned, or how it failed.
+
+        Afterwards `signal` is the signal that ended the process, if one did, and `exit_code` its exit status if it
+        ended by itself without a result.
+        """
+        frame, status = self._wait()
         os.close(self._read)
         self.signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-        if not _is_whole(data):
+        if frame is None:
             self.exit_code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
             name = failures.signal_name(self.signal) if self.signal is not None else "no signal"
             return Failure(kind="", sentence=f"its process was ended by {name}", trace="")
-        tag, _ = FRAME.unpack_from(data)
-        payload = data[FRAME.size :]
-        if tag == RESULT:
-            return msgspec.json.decode(payload, type=self._kind)
-        return msgspec.json.decode(payload, type=Failure)
+        return read_outcome(*frame, self._kind)
 
-    def _said(self) -> tuple[bytes, int]:
-        """All that it wrote, and its status.
+    def _wait(self) -> tuple[tuple[bytes, bytes] | None, int]:
+        """The frame that the process wrote, and its wait status.
 
-        Whoever it started may outlive it and hold the pipe open, so the pipe's end is not waited for: what it says has
-        a length, and a process that ends without it will say no more.
+        The end of the pipe is not waited for, because processes that the call started may outlive it and hold the pipe
+        open. A frame has a length, and a process that has ended writes nothing more.
         """
-        data, ended, status = bytearray(), False, 0
-        while not _is_whole(data):
-            if select([self._read], [], [], 0 if ended else _LOOK_S)[0]:
-                part = os.read(self._read, _PART_BYTES)
+        reader, frame, ended, status = FrameReader(), None, False, 0
+        while frame is None:
+            if select([self._read], [], [], 0 if ended else RULES.look_s)[0]:
+                part = os.read(self._read, RULES.part_bytes)
                 if not part:
                     break
-                data += part
+                frame = next(reader.feed(part), None)
             elif ended:
                 break
             else:
@@ -77,20 +84,12 @@ class Forked(Generic[T]):
                 ended = pid != 0
         if not ended:
             _, status = os.waitpid(self._pid, 0)
-        return bytes(data), status
+        return frame, status
 
 
-def _is_whole(data: bytes | bytearray) -> bool:
-    return len(data) >= FRAME.size and len(data) >= FRAME.size + int(FRAME.unpack_from(data)[1])
-
-
-def _be_child(function: Callable[[], Any], write: int) -> None:
+def _run_and_exit(function: Callable[[], Any], write: int) -> None:
     try:
-        write_frame(write, RESULT, encode(function()))
-    except BaseException as error:
-        kind = type(error).__name__ if isinstance(error, StokerError) else ""
-        failure = Failure(kind=kind, sentence=str(error) or type(error).__name__, trace=failures.trace_of(error))
-        write_frame(write, ERROR, encode(failure))
+        write_outcome(write, function)
     finally:
         for worker in psutil.Process().children():  # of a run that failed: nobody else would end them
             with contextlib.suppress(psutil.Error):

@@ -1,9 +1,11 @@
-"""The process that trials are forked from: it imports torch once, touches no device, and forks a child for each job.
+"""The process that calls are forked from. It imports modules once, touches no device, and forks a child for each call.
 
-It is started by `child.Server` as `python -m stoker.process.forkserver FD LIBRARY...`, where FD is one end of a
-socket pair and the libraries are those of `SHARED` that the caller has imported. For each job it gets three open files
-(events, output, stacks) and a pickled call, and answers with the child's pid and, when that has ended, its wait status.
-When the other end of the socket closes, whatever still runs is killed.
+`child.ForkServer` starts it as `python -m stoker.process.forkserver FD MODULES LIBRARIES`: FD is one end of a socket
+pair, the control socket; MODULES and LIBRARIES are names to import, separated by commas. Each message on the control
+socket asks for one child and brings six open files: a connection, the pipe for events, the file for stacks, and the
+child's standard input, output and error. The child reads its call from the connection. The server answers on it with
+the child's pid and, when the child has ended, its wait status. A caller that closes the connection has its child
+killed; when the control socket closes, all children are killed.
 """
 
 import contextlib
@@ -17,30 +19,27 @@ import signal
 import socket
 import struct
 import sys
-import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.errors import StokerError
 from stoker.events import OnEvent
+from stoker.process.wire import EVENT, receive, write_frame, write_outcome
 from stoker.records import encode
 
 HEADER = struct.Struct("!Q")
 STATUS = struct.Struct("!qq")
-FRAME = struct.Struct("!cI")
-EVENT, RESULT, ERROR = b"E", b"R", b"X"
-SHARED = ("timm", "transformers")
-"""Libraries of models, which take seconds to import."""
+FILES = 6
+RUNNING = -1
+"""In place of a wait status, for a child that has just begun."""
 _PR_SET_PDEATHSIG = 1
 
 
 class Call(msgspec.Struct):
-    """The surroundings that a call expects; names of files and variables as bytes, which need not be any text.
+    """The surroundings of a call. Names of files and variables are bytes, because they need not be valid text.
 
-    It is sent behind its length, and a pickled (callable, arguments) behind it: that may be larger than a message.
+    It is sent after its length and followed by a pickled (callable, arguments), which may be of any size.
     """
 
     path: list[bytes]
@@ -48,79 +47,86 @@ class Call(msgspec.Struct):
     environ: list[tuple[bytes, bytes]]
 
 
-class Failure(msgspec.Struct):
-    """An error that ended a child's call: a `StokerError` by its class' name, or anything else with its traceback."""
+class ForkServer:
+    """Serves any number of callers at once, all over one control socket."""
 
-    kind: str
-    sentence: str
-    trace: str = ""
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._connections: dict[int, socket.socket] = {}
+        """The connection of each child, by its pid."""
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(control, select.POLLIN)
+        self._poll.register(self._wake_read, select.POLLIN)
 
+    def serve(self) -> None:
+        """Fork children until the control socket closes."""
+        self._control.sendall(STATUS.pack(os.getpid(), RUNNING))
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._wake_read:
+                    os.read(fd, 4096)
+                elif fd != self._control.fileno():
+                    self._caller_left(fd)
+                elif not self._fork():
+                    for pid in self._connections:
+                        kill_group(pid)
+                    return
+            self._reap()
 
-def write_frame(fd: int, tag: bytes, payload: bytes) -> None:
-    """Write one tagged frame whole, however the pipe cuts it."""
-    data = memoryview(FRAME.pack(tag, len(payload)) + payload)
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-def receive(sock: socket.socket, count: int) -> bytes:
-    """Exactly `count` bytes, or fewer where the other end closed."""
-    parts: list[bytes] = []
-    while count:
-        part = sock.recv(min(count, 1 << 20))
-        if not part:
-            break
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def serve(sock: socket.socket) -> None:
-    """Take jobs until the other end closes."""
-    wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    sock.sendall(STATUS.pack(os.getpid(), 0))
-    while True:
-        header, fds, _, _ = socket.recv_fds(sock, HEADER.size, 3)
-        if len(header) < HEADER.size:
-            return
-        size = HEADER.unpack(header)[0]
-        payload = receive(sock, size)
-        if len(payload) < size:
-            return
+    def _fork(self) -> bool:
+        """Fork the child that the next message asks for; False if the control socket has closed."""
+        message, files, _, _ = socket.recv_fds(self._control, 1, FILES)
+        if not message:
+            return False
+        connection, *others = files
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            sock.close()
-            run_child(payload, *fds)
-        for fd in fds:
+            self._leave()
+            run_child(socket.socket(fileno=connection), *others)
+        for fd in others:
             os.close(fd)
-        sock.sendall(STATUS.pack(pid, -1))
-        status = _wait(pid, sock, wake_read)
-        if status is None:
-            return
-        sock.sendall(STATUS.pack(pid, status))
+        self._connections[pid] = socket.socket(fileno=connection)
+        self._poll.register(connection, 0)  # only the caller's hanging up is of interest: the child reads the rest
+        self._answer(pid, RUNNING)
+        return True
 
+    def _leave(self) -> None:
+        """In a new child: close what belongs to the server and to other children."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+        for each in (self._control, *self._connections.values()):
+            each.close()
 
-def _wait(pid: int, sock: socket.socket, wake_read: int) -> int | None:
-    """The child's wait status; None where the other end closed first and the child was killed for it."""
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return status
-        ready, _, _ = select.select([sock.fileno(), wake_read], [], [], 5.0)
-        if wake_read in ready:
-            os.read(wake_read, 4096)
-        if sock.fileno() in ready and not sock.recv(1, socket.MSG_PEEK):
-            kill_group(pid)
-            return None
+    def _caller_left(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        for pid, connection in self._connections.items():
+            if connection.fileno() == fd:
+                kill_group(pid)
+
+    def _reap(self) -> None:
+        """Report each child that has ended."""
+        for pid in list(self._connections):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                self._answer(pid, status)
+                connection = self._connections.pop(pid)
+                with contextlib.suppress(KeyError):  # the caller left before
+                    self._poll.unregister(connection)
+                connection.close()
+
+    def _answer(self, pid: int, status: int) -> None:
+        with contextlib.suppress(OSError):  # the caller has left
+            self._connections[pid].sendall(STATUS.pack(pid, status))
 
 
 def kill_group(pid: int) -> None:
-    """Kill a child and everything it started."""
+    """Kill a child and all that it started."""
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
@@ -128,41 +134,42 @@ def kill_group(pid: int) -> None:
             continue
 
 
-def run_child(payload: bytes, events: int, output: int, stacks: int) -> None:
-    """Be the child: run the call, report, and leave without running anybody's exit handlers."""
+def run_child(connection: socket.socket, events: int, stacks: int, *standard: int) -> None:
+    """Be the child: read the call, make it, report, and exit without running anybody's exit handlers."""
     os.setsid()
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with open(os.devnull) as nothing:  # noqa: PTH123 - a file descriptor is wanted
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for target, fd in enumerate(standard):
+        os.dup2(fd, target)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
-        result = _call(payload, lambda event: write_frame(events, EVENT, encode(event)))
-        write_frame(events, RESULT, encode(result))
-    except BaseException as error:
-        failure = Failure(
-            kind=type(error).__name__ if isinstance(error, StokerError) else "",
-            sentence=str(error) or type(error).__name__,
-            trace=traceback.format_exc(),
-        )
-        write_frame(events, ERROR, encode(failure))
+        write_outcome(events, lambda: _make_call(connection, lambda event: write_frame(events, EVENT, encode(event))))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
 
 
-def _call(payload: bytes, emit: OnEvent) -> Any:
-    ends = HEADER.size + HEADER.unpack_from(payload)[0]
-    call = msgspec.msgpack.decode(payload[HEADER.size : ends], type=Call)
+def _make_call(connection: socket.socket, emit: OnEvent) -> Any:
+    call = msgspec.msgpack.decode(_received(connection), type=Call)
+    pickled = _received(connection)  # kept until the call returns: to free it would change malloc's state
+    connection.close()
     os.environb.clear()
     os.environb.update(call.environ)
     os.chdir(call.folder)
     sys.path[:] = map(os.fsdecode, call.path)
-    function, arguments = pickle.loads(memoryview(payload)[ends:])  # written by `isolate`, over a private socket
+    function, arguments = pickle.loads(pickled)  # written by `child.run`, over a private socket
     return function(*arguments, emit)
+
+
+def _received(connection: socket.socket) -> bytearray:
+    """The next part, which is sent after its length."""
+    header = receive(connection, HEADER.size)
+    size = HEADER.unpack(header)[0] if len(header) == HEADER.size else 0
+    data = receive(connection, size)
+    if not data or len(data) < size:
+        os._exit(1)  # the caller was interrupted while it sent the call
+    return data
 
 
 def _die_with_parent() -> None:
@@ -173,22 +180,26 @@ def _die_with_parent() -> None:
             os._exit(1)
 
 
-def preload(libraries: Sequence[str] = ()) -> None:
-    """Import what every trial needs, and libraries that the caller has imported too; nothing here may touch a device or
-    start a thread."""
-    for module in ("torch.utils.data", "torchvision.transforms", "stoker.measure.run", "stoker.workload.load"):
+def preload(modules: list[str], libraries: list[str]) -> None:
+    """Import what calls need. Nothing here may touch a device or start a thread.
+
+    A module that cannot be imported ends the server; a library that cannot be imported is left to the calls that need
+    it, which say what is wrong.
+    """
+    for module in modules:
         importlib.import_module(module)
     for library in libraries:
-        with contextlib.suppress(Exception):  # a trial that needs it will say what is wrong
+        with contextlib.suppress(Exception):
             importlib.import_module(library)
 
 
 def main() -> None:
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    modules, libraries = (list(filter(None, names.split(","))) for names in sys.argv[2:4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
-    preload(sys.argv[2:])
-    serve(sock)
+    preload(modules, libraries)
+    ForkServer(control).serve()
 
 
 if __name__ == "__main__":

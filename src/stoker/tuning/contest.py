@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.objective import measured
-from stoker.measure.session import KEPT_ITEMS, Job, Script
+from stoker.measure.session import REPEATED_ITEMS, Job, Script
 from stoker.records import Candidate, Extent, Measured, Objective, Record, Setting, Trial
 from stoker.tuning.space import with_measured
 
@@ -220,7 +220,7 @@ class Contest:
             yield Job(
                 setting=msgspec.structs.replace(base, batch_size=size, num_workers=0, accumulate=1),
                 extent=Extent(batches=RULES.warm_up_batches, warmup=0, source="memory"),
-                repeats=KEPT_ITEMS,
+                repeats=REPEATED_ITEMS,
                 limit_s=RULES.warm_up_s,
                 fresh=size == sizes[0],
             )

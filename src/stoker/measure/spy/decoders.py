@@ -1,7 +1,7 @@
 """Times well-known readers and decoders where a dataset calls them without marks of its own.
 
-Only what is clearly one or the other is told apart: PIL's lazy load first reads the file, then decodes it. Installed in
-processes that live for one trial; a call inside a marked stage or a transform is left to that.
+Only functions that clearly read or clearly decode are timed; of PIL's lazy load the file is read first, then decoded.
+A call inside a marked stage or a transform is left to that.
 """
 
 import functools
@@ -10,11 +10,12 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 from stoker import marks
 
-# Module, name, stage. A name that is imported into another module by name is patched there too.
+# Module, name, stage. torchvision.io imports its functions by name, so they are patched there too.
 _FUNCTIONS = (
     ("PIL.Image", "open", "read"),
     ("torchvision.io.image", "read_file", "read"),
@@ -33,22 +34,35 @@ _FUNCTIONS = (
 _scratch = bytearray(1 << 20)
 
 
-def install() -> None:
-    """Patch what is imported already, once; later imports of the rest stay as they are."""
+def patch(undo: ExitStack) -> None:
+    """Patch what is imported already, and note in `undo` how to put it back; what is patched already stays as it is."""
     for module_name, name, stage in _FUNCTIONS:
         module = sys.modules.get(module_name)
-        function = getattr(module, name, None)
-        if function is not None and not hasattr(function, "_stoker"):
-            setattr(module, name, _timed(function, stage))
+        if module is not None:
+            _replace(module, name, functools.partial(_timed, stage=stage), undo)
     image = importlib.import_module("PIL.Image")
     image_file = importlib.import_module("PIL.ImageFile")
-    if not hasattr(image_file.ImageFile.load, "_stoker"):
-        image_file.ImageFile.load = _timed_load(image_file.ImageFile.load)
-        image.Image.convert = _timed(image.Image.convert, "decode")
+    _replace(image_file.ImageFile, "load", _timed_load, undo)
+    _replace(image.Image, "convert", functools.partial(_timed, stage="decode"), undo)
+
+
+def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]], undo: ExitStack) -> None:
+    function = getattr(owner, name, None)
+    if function is None or hasattr(function, "_stoker"):
+        return
+    wrapper = wrap(function)
+    setattr(owner, name, wrapper)
+    undo.callback(_put_back, owner, name, wrapper, function)
+
+
+def _put_back(owner: Any, name: str, wrapper: Any, function: Any) -> None:
+    """Unless somebody else has replaced it since: then theirs calls the wrapper, which times nothing any more."""
+    if getattr(owner, name, None) is wrapper:
+        setattr(owner, name, function)
 
 
 def _bare() -> marks.Recorder | None:
-    """The recorder, where an item is being loaded and nothing inside it is marked."""
+    """The recorder, if an item is being loaded and nothing inside it is marked."""
     active = marks.recorder()
     return active if active is not None and active.names and active.names[-1] == "item" else None
 
@@ -72,7 +86,7 @@ def _timed(function: Callable[..., Any], stage: str) -> Callable[..., Any]:
 def _timed_load(load: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load)
     def call(image: Any, *args: Any, **kwargs: Any) -> Any:
-        # `convert` is timed too, and calls this one: its mark says "decode" already.
+        # `convert` is timed too and calls this function: the innermost mark is "decode" then.
         active = marks.recorder()
         if active is None or not active.names or active.names[-1] not in ("item", "decode") or not image.tile:
             return load(image, *args, **kwargs)
@@ -90,8 +104,10 @@ def _timed_load(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_whole(file: Any) -> None:
-    """Bring a file's pages in, so that what follows is decoding alone; its position stays. Part of another file, as of
-    an archive, is left alone: it would be the archive that is read."""
+    """Bring a file's pages into memory, so that what follows is decoding alone; its position stays.
+
+    A part of another file is left alone, because the whole archive would be read.
+    """
     if not isinstance(file, io.FileIO | io.BufferedReader | io.BufferedRandom):
         return
     try:

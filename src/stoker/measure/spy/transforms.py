@@ -1,6 +1,7 @@
-"""Transforms timed by name, in whatever attribute a dataset keeps them."""
+"""Times transforms by name, in whatever attribute a dataset holds them."""
 
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from stoker import marks
 
 
 class SpiedCall:
-    """A transform, timed under its name; in all else it looks like the one it stands for."""
+    """A transform, timed under its name. Its other attributes are those of the transform itself."""
 
     def __init__(self, inner: Callable[..., Any], name: str) -> None:
         self._inner, self._name = inner, name
@@ -37,8 +38,9 @@ class SpiedCall:
 _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")
 
 
-def spy_transforms(holder: Any, seen: set[int]) -> None:
-    """Wrap the transforms that a dataset, or a dataset inside it, keeps in its attributes."""
+def spy_transforms(holder: Any, undo: ExitStack, seen: set[int] | None = None) -> None:
+    """Wrap the transforms in the attributes of a dataset and of the datasets inside it; `undo` puts them back."""
+    seen = set() if seen is None else seen
     if id(holder) in seen or not hasattr(holder, "__dict__"):
         return
     seen.add(id(holder))
@@ -46,22 +48,30 @@ def spy_transforms(holder: Any, seen: set[int]) -> None:
         if isinstance(value, SpiedCall):
             continue
         if _is_compose(value):
-            value.transforms = _named(value.transforms)
+            _replace(value, "transforms", _named(value.transforms), undo)
         elif isinstance(value, torch.nn.Sequential):
-            setattr(holder, name, _Chain(_named(list(value))))
+            _replace(holder, name, _Chain(_named(list(value))), undo)
         elif type(value).__name__ == "StandardTransform":
-            spy_transforms(value, seen)
+            spy_transforms(value, undo, seen)
         elif name in _TRANSFORM_NAMES and callable(value):
-            setattr(holder, name, SpiedCall(value, f"transform.{_name_of(value)}"))
+            _replace(holder, name, SpiedCall(value, f"transform.{_name_of(value)}"), undo)
         elif isinstance(value, Dataset):
-            spy_transforms(value, seen)
+            spy_transforms(value, undo, seen)
         elif name == "datasets" and isinstance(value, list | tuple):
             for inner in value:
-                spy_transforms(inner, seen)
+                spy_transforms(inner, undo, seen)
+
+
+def _replace(holder: Any, name: str, value: Any, undo: ExitStack) -> None:
+    """Set an attribute until `undo`; one that cannot be set, as of a frozen dataclass, is left untimed."""
+    before = getattr(holder, name)
+    with suppress(AttributeError, TypeError):
+        setattr(holder, name, value)
+        undo.callback(setattr, holder, name, before)
 
 
 class _Chain:
-    """What a Sequential of transforms computes, over wrapped members."""
+    """Computes what a Sequential of transforms does, with wrapped members."""
 
     def __init__(self, members: list[Any]) -> None:
         self._members = members

@@ -1,13 +1,21 @@
 """Looks into the loader's workers on stock PyTorch: wrappers around dataset, transforms and collate function.
 
-What they see rides along with each batch in a `Parcel`; the loop takes the batch out of it. A dataset's own marks
-(`stoker.stage`), the members of its transforms and well-known readers and decoders are told apart; whatever is left of
-an item's time is the stage `item`.
+```python
+with spy.installed(dataset) as watched:
+    loader = DataLoader(
+        watched.dataset, collate_fn=watched.collate_fn(None), worker_init_fn=watched.worker_init_fn(None), num_workers=2
+    )
+    for parcel in loader:
+        parcel.batch, parcel.stamp
+```
+
+What they see travels with each batch in a `Parcel`. A dataset's own marks (`stoker.stage`), the members of its
+transforms and well-known readers and decoders are told apart; the rest of an item's time is the stage `item`.
 """
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.reduction import ForkingPickler
 from time import perf_counter, thread_time
 from typing import Any
@@ -21,7 +29,7 @@ from stoker.measure.spy.transforms import spy_transforms
 
 
 class Stamp:
-    """What one batch saw before the loop had it. Times are of the system-wide monotonic clock."""
+    """What happened to one batch before the loop had it: a `log.WorkerStamp`, small to pickle."""
 
     __slots__ = ("began", "cpu_s", "ended", "item_s", "sums", "worker")
 
@@ -39,7 +47,7 @@ class Stamp:
 
 
 class Ledger:
-    """The sums of the batch that this process is loading now."""
+    """Adds up the stages of the batch that this process is loading now."""
 
     def __init__(self) -> None:
         self.recorder = marks.Recorder()
@@ -57,7 +65,7 @@ class Ledger:
         self._item_s.append(self.recorder.leave())
 
     def drop_item(self) -> None:
-        """The stream had no more: what it took to say so belongs to no batch, where none was begun."""
+        """The stream has ended. The time that this took belongs to no batch, unless one was begun."""
         self.recorder.leave()
         if not self._item_s:
             self.recorder.take()
@@ -74,31 +82,65 @@ class Ledger:
 _ledger: Ledger | None = None
 
 
-def install() -> None:
+@contextmanager
+def installed(dataset: Any) -> Iterator["Watched"]:
+    """Look into the loading of `dataset` in this process, and in the workers of loaders made meanwhile.
+
+    At the end the dataset, its transforms, the patched decoders and the process' marks are as they were, whatever
+    happened. One thread of a process can look at a time.
+    """
+    with ExitStack() as undo:
+        _install(undo)
+        yield Watched(_spied(dataset, undo))
+
+
+class Watched:
+    """What a loader is made of to be looked into: a dataset that times its items, and functions that time batches."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def collate_fn(self, inner: Callable[[list[Any]], Any] | None) -> "SpiedCollate":
+        """Calls `inner`, or torch's own if it is None, and gives a `Parcel`."""
+        return SpiedCollate(inner)
+
+    def worker_init_fn(self, inner: Callable[[int], None] | None) -> "SpiedInit":
+        """Starts looking in each worker, then calls `inner`."""
+        return SpiedInit(inner)
+
+
+def _install(undo: ExitStack) -> None:
     """Start looking in this process: the loop's own, or a worker's."""
     global _ledger
+    undo.callback(_set_ledger, _ledger)
     _ledger = Ledger()
-    marks.record_into(_ledger.recorder)
-    decoders.install()
+    undo.callback(marks.record_into, marks.record_into(_ledger.recorder))
+    decoders.patch(undo)
+
+
+def _set_ledger(before: Ledger | None) -> None:
+    global _ledger
+    _ledger = before
 
 
 @contextmanager
 def paused() -> Iterator[None]:
     """Look away: what is loaded meanwhile belongs to no batch of the loop."""
-    marks.record_into(None)
+    before = marks.record_into(None)
     try:
         yield
     finally:
-        marks.record_into(ledger().recorder)
+        marks.record_into(before)
 
 
 def ledger() -> Ledger:
-    assert _ledger is not None, "install() runs first in every process"
+    """The ledger of this process, which is being looked into."""
+    assert _ledger is not None, "a spied dataset is used in a process that nobody looks into"
     return _ledger
 
 
 class Parcel:
-    """A batch with what was seen of it. Pickling and unpickling, which is how it travels, time themselves."""
+    """A batch and its stamp. It times its own pickling and unpickling, by which it travels."""
 
     __slots__ = ("batch", "stamp")
 
@@ -111,7 +153,7 @@ class Parcel:
         return _unpack, (payload, self.stamp, perf_counter() - began)
 
     def pin_memory(self, device: str | None = None) -> "Parcel":
-        """Called by the loader's pin thread, in place of its own walk over the batch."""
+        """Called by the loader's pin thread instead of its own walk over the batch."""
         began = perf_counter()
         self.batch = _pinned(self.batch, device) if device else _pinned(self.batch)
         self.stamp.sums["pin"] = perf_counter() - began
@@ -119,7 +161,7 @@ class Parcel:
 
 
 def _pinned(batch: Any, *device: str) -> Any:
-    """The loader's own walk; a private name that has kept its place and its meaning since torch 1.0."""
+    """The loader's own walk. The name is private; it has had this place and meaning since torch 1.0."""
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(batch, *device)
@@ -133,7 +175,7 @@ def _unpack(payload: bytes, stamp: Stamp, packing_s: float) -> Parcel:
 
 
 class SpiedCollate:
-    """The collate function, timed; it closes the batch."""
+    """Times the collate function, which completes the batch."""
 
     def __init__(self, inner: Callable[[list[Any]], Any] | None) -> None:
         self._inner = inner or default_collate
@@ -149,16 +191,16 @@ class SpiedCollate:
 
 
 class SpiedInit:
-    """Runs first in each worker, then the person's own `worker_init_fn`."""
+    """Runs first in each worker, then calls the user's own `worker_init_fn`."""
 
     def __init__(self, inner: Callable[[int], None] | None) -> None:
         self._inner = inner
 
     def __call__(self, worker: int) -> None:
-        install()
+        _install(ExitStack())  # for as long as the worker lives
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, SpiedItems | SpiedStream):
-            # Their code finds its own dataset there, as it would without us; the attribute refuses plain assignment.
+            # The user's code finds its own dataset there, as without a spy; the attribute refuses plain assignment.
             object.__setattr__(info, "dataset", info.dataset.inner)
         if self._inner:
             self._inner(worker)
@@ -224,16 +266,16 @@ class SpiedStreamWithLength(SpiedStream):
         return len(self.inner)
 
 
-def spied(dataset: Any) -> Any:
-    """The dataset behind a wrapper that times its items, with its transforms timed by name."""
-    spy_transforms(dataset, set())
+def _spied(dataset: Any, undo: ExitStack) -> Any:
+    """The dataset in a wrapper that times its items, with its transforms timed by name until `undo`."""
+    spy_transforms(dataset, undo)
     if isinstance(dataset, IterableDataset):
         return SpiedStreamWithLength(dataset) if hasattr(dataset, "__len__") else SpiedStream(dataset)
     return SpiedBatches(dataset) if _loads_batches(dataset) else SpiedItems(dataset)
 
 
 def _loads_batches(dataset: Any) -> bool:
-    """Whether it has its own way to load a whole batch; a Subset only passes the question on."""
+    """Whether the dataset has its own way to load a whole batch. A Subset has if the dataset inside it has."""
     while isinstance(dataset, torch.utils.data.Subset):
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")
