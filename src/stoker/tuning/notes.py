@@ -115,7 +115,7 @@ def algebra_notes(answer: AlgebraAnswer) -> Iterator[str]:
     bound = "host memory (4.14)" if answer.bound_by == "host_memory" else "the largest batch allowed (4.16)"
     yield (
         f"algebra: the batch is bounded by {bound}; at batch {answer.batch_size} host memory allows "
-        f"{format_workers(answer.most_workers)} (corollary, 4.14)"
+        f"up to {answer.most_workers:,} workers (corollary, 4.14)"
     )
 
 
