@@ -56,9 +56,9 @@ def limit(
     from stoker.report.progress import Show
     from stoker.report.views.limit import comparison_view, limit_view
 
-    source = WorkloadSpec(
-        spec=workload, data=data or (None if ":" in workload or workload.endswith(".py") else "device")
-    )
+    source = WorkloadSpec(spec=workload, data=data)
+    if not source.from_function and data is None:
+        source = WorkloadSpec(spec=workload, data="device")
     options: dict[str, Any] = {
         "gpu_memory": gpu_memory,
         "mode": mode,

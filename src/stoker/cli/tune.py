@@ -58,6 +58,7 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
+    source = WorkloadSpec(spec=workload, data=data)
     runs: list[Run] = []
     trials: list[Trial] = []
     probes: Probes | None = None
@@ -76,7 +77,7 @@ def tune(
 
         try:
             plan = choose(
-                WorkloadSpec(spec=workload, data=data, items=None if ":" in workload else items),
+                source if source.from_function else WorkloadSpec(spec=workload, data=data, items=items),
                 items=items,
                 epochs=epochs,
                 throughput=throughput,

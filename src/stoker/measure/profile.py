@@ -132,7 +132,7 @@ def opened(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEvent) ->
     """The workload itself, where it is to run."""
     if isinstance(source, Workload):
         return source
-    from stoker.workload.load import load
+    from stoker.workload.spec import load
 
     def progress(what: str, done: int, of: int) -> None:
         emit(Progress(what=what, done=done, of=of))

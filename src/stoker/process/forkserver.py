@@ -176,7 +176,7 @@ def _die_with_parent() -> None:
 def preload(libraries: Sequence[str] = ()) -> None:
     """Import what every trial needs, and libraries that the caller has imported too; nothing here may touch a device or
     start a thread."""
-    for module in ("torch.utils.data", "torchvision.transforms", "stoker.measure.run", "stoker.workload.load"):
+    for module in ("torch.utils.data", "torchvision.transforms", "stoker.measure.run", "stoker.workload.spec"):
         importlib.import_module(module)
     for library in libraries:
         with contextlib.suppress(Exception):  # a trial that needs it will say what is wrong

@@ -176,7 +176,7 @@ def _open_images(listing: Listing, wanted: _Wanted, items: int | None, name: str
 
 
 def _open_clips(listing: Listing, wanted: _Wanted, items: int | None, name: str, path: Path) -> OpenedData:
-    from stoker.workload.data.clips import ClipFiles, transform_for
+    from stoker.workload.data.video import ClipFiles, transform_for
 
     mode = wanted.transform_mode
     transform = transform_for(mode, wanted.image_size or _CLIP_SIZE)

@@ -12,6 +12,7 @@ from torch import Tensor
 from stoker.atomic import CACHE_REMEDY, build_folder, data_root, in_parallel, write_file
 from stoker.errors import InputError
 from stoker.events import OnProgress, silent
+from stoker.machine.cpu import worker_processes
 from stoker.workload.data.folders import Folder, Part, read_folder
 from stoker.workload.data.images import MEAN, STD, decode, read_bytes, resize_for, transform_for
 from stoker.workload.data.synthetic import FILES, VERSION, build_jpegs
@@ -99,7 +100,8 @@ def _make(
     def fill(target: Path) -> None:
         plan = _plan_packed if packed else _plan_files
         tasks = [task for part in folder.parts for task in plan(folder, part, target, shape)]
-        in_parallel(partial(_prepare_one, image_size), tasks, what=f"preparing {source}", progress=progress)
+        work = partial(_prepare_one, image_size)
+        in_parallel(work, tasks, what=f"preparing {source}", progress=progress, processes=worker_processes())
         write_file(target / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     build_folder(final, fill, needs_bytes=stored_bytes, remedy=remedy, progress=progress)

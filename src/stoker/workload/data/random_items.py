@@ -5,9 +5,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import Dataset
 
-from stoker.workload.data.clips import FRAMES
 from stoker.workload.data.images import place_of
 from stoker.workload.data.text import FIRST_ID, VOCABULARY
+from stoker.workload.data.video import FRAMES
 
 Form = Literal["image", "text", "video"]
 

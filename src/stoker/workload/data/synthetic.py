@@ -15,6 +15,7 @@ from PIL import Image
 
 from stoker.atomic import CACHE_REMEDY, build_folder, data_root, in_parallel, write_file
 from stoker.events import OnProgress, silent
+from stoker.machine.cpu import worker_processes
 from stoker.workload.data.folders import PARTS
 
 CLASSES = 10
@@ -110,7 +111,7 @@ def build_classes(
         ]
         for parent in {path.parent for path, _ in tasks}:
             parent.mkdir(parents=True, exist_ok=True)
-        in_parallel(write, tasks, what=f"building {final.name}", progress=progress)
+        in_parallel(write, tasks, what=f"building {final.name}", progress=progress, processes=worker_processes())
 
     needs_bytes = sum(counts) * item_bytes
     return build_folder(final, fill, needs_bytes=needs_bytes, remedy=CACHE_REMEDY, progress=progress)

@@ -1,4 +1,4 @@
-"""The door to a workload: functions of people's own, and models by name with their data."""
+"""Workloads by name: the user's own functions, and models with their data."""
 
 import pickle
 import subprocess
@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from stoker.errors import InputError
-from stoker.workload import calls, load
+from stoker.workload import calls
 from stoker.workload.data import open as data_room
+from stoker.workload.spec import bounded, load
 from stoker.workload.workload import Workload
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
@@ -46,7 +47,7 @@ def write(path: Path, text: str) -> Path:
 
 def one_sentence(spec: str, sentence: str, **options: Any) -> None:
     with pytest.raises(InputError, match=sentence) as caught:
-        load.load(spec, **options)
+        load(spec, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -54,28 +55,28 @@ def one_sentence(spec: str, sentence: str, **options: Any) -> None:
 
 
 def test_a_function_in_a_file_gives_its_workload() -> None:
-    workload = load.load(f"{SMALL}:workload")
+    workload = load(f"{SMALL}:workload")
     assert workload.name == f"{SMALL}:workload"
     assert workload.default_mode() == "train"
     assert len(calls.make_dataset(workload)) == 64
-    assert load.load(f"{SMALL}:inference").default_mode() == "infer"
-    assert load.load(f"{SMALL}:inference").name == "small inference"
+    assert load(f"{SMALL}:inference").default_mode() == "infer"
+    assert load(f"{SMALL}:inference").name == "small inference"
 
 
 def test_a_relative_path_and_a_module_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(WORKLOADS)
-    assert load.load("small.py:inference").name == "small inference"
+    assert load("small.py:inference").name == "small inference"
     monkeypatch.chdir(WORKLOADS.parent)
-    assert load.load("workloads.small:inference").name == "small inference"
+    assert load("workloads.small:inference").name == "small inference"
 
 
 def test_a_workload_that_stands_in_the_file_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "ready.py", "made = Workload(model=len, dataset=[1], name='ready')\n")
-    assert load.load(f"{tmp_path}/ready.py:made").name == "ready"
+    assert load(f"{tmp_path}/ready.py:made").name == "ready"
 
 
 def test_a_whole_step_of_ones_own_runs() -> None:
-    workload = load.load(f"{OWN_STEP}:workload")
+    workload = load(f"{OWN_STEP}:workload")
     assert workload.default_mode() == "train"
     model, step = calls.make_model(workload), workload.step
     assert step is not None
@@ -144,7 +145,7 @@ def test_an_error_deep_in_their_helpers_names_the_helper(tmp_path: Path) -> None
 def test_what_their_file_prints_leaves_stdout_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = "print('loading')\ndef workload():\n    print('making')\n    return Workload(model=len, dataset=[1])\n"
     write(tmp_path / "chatty.py", text)
-    load.load(f"{tmp_path}/chatty.py:workload")
+    load(f"{tmp_path}/chatty.py:workload")
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "loading\nmaking\n"
@@ -153,12 +154,12 @@ def test_what_their_file_prints_leaves_stdout_alone(tmp_path: Path, capsys: pyte
 def test_a_file_is_run_once_and_again_when_it_changes(tmp_path: Path) -> None:
     text = "def workload():\n    return Workload(model=len, dataset=[1], name='{}')\n"
     write(tmp_path / "edited.py", text.format("before"))
-    first = load.load(f"{tmp_path}/edited.py:workload")
+    first = load(f"{tmp_path}/edited.py:workload")
     module = sys.modules["edited"]
-    load.load(f"{tmp_path}/edited.py:workload")
+    load(f"{tmp_path}/edited.py:workload")
     assert sys.modules["edited"] is module
     write(tmp_path / "edited.py", text.format("afterwards"))
-    second = load.load(f"{tmp_path}/edited.py:workload")
+    second = load(f"{tmp_path}/edited.py:workload")
     assert (first.name, second.name) == ("before", "afterwards")
 
 
@@ -176,7 +177,7 @@ def workload():
 @pytest.mark.parametrize("name", ["items_of_mine", "random", "my-train 1", "pytest"])
 def test_a_fresh_process_finds_the_classes_of_a_file_whatever_its_name(tmp_path: Path, name: str) -> None:
     write(tmp_path / f"{name}.py", CLASS)
-    workload = load.load(f"{tmp_path}/{name}.py:workload")
+    workload = load(f"{tmp_path}/{name}.py:workload")
     module = type(workload.dataset).__module__
     assert module == name if name == "items_of_mine" else module.startswith("stoker.workload.userfile.")
     (tmp_path / "items.pickle").write_bytes(pickle.dumps(workload.dataset))
@@ -198,19 +199,19 @@ def test_two_files_of_one_name_stay_apart(tmp_path: Path) -> None:
             tmp_path / folder / "twins_of_mine.py",
             f"def workload():\n    return Workload(model=1, dataset='{folder}')\n",
         )
-    made = [load.load(f"{tmp_path}/{folder}/twins_of_mine.py:workload") for folder in ("one", "two", "one")]
+    made = [load(f"{tmp_path}/{folder}/twins_of_mine.py:workload") for folder in ("one", "two", "one")]
     assert [workload.dataset for workload in made] == ["one", "two", "one"]
 
 
 def test_spawned_workers_load_a_dataset_of_the_file() -> None:
-    workload = load.load(f"{SMALL}:workload")
+    workload = load(f"{SMALL}:workload")
     dataset = calls.make_dataset(workload)
     loader = DataLoader(dataset, batch_size=16, num_workers=1, multiprocessing_context="spawn")
     assert [calls.count_items(batch) for batch in loader] == [16] * 4
 
 
-def test_the_door_opens_without_torch() -> None:
-    code = "import sys, stoker.workload.load, stoker.workload.workload; print('torch' in sys.modules)"
+def test_the_module_loads_no_torch() -> None:
+    code = "import sys, stoker.workload.spec, stoker.workload.workload; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -219,9 +220,9 @@ def test_the_door_opens_without_torch() -> None:
 
 
 def test_items_bound_a_function_of_ones_own() -> None:
-    workload = load.load(f"{SMALL}:workload", items=10)
+    workload = load(f"{SMALL}:workload", items=10)
     assert len(calls.make_dataset(workload)) == 10
-    assert len(calls.make_dataset(load.load(f"{SMALL}:workload", items=1000))) == 64
+    assert len(calls.make_dataset(load(f"{SMALL}:workload", items=1000))) == 64
     assert len(calls.make_dataset(workload, "validation")) == 16
 
 
@@ -236,9 +237,9 @@ def test_items_that_cannot_bound_are_told() -> None:
     numbers = list(range(4))
     sampled = Workload(model=nn.Identity(), dataset=numbers, sampler=RandomSampler(numbers))
     with pytest.raises(InputError, match="brings its own sampler"):
-        load.bounded(sampled, 2)
+        bounded(sampled, 2)
     with pytest.raises(InputError, match="a dataset that knows its length"):
-        calls.make_dataset(load.bounded(Workload(model=nn.Identity(), dataset=Endless), 2))
+        calls.make_dataset(bounded(Workload(model=nn.Identity(), dataset=Endless), 2))
 
 
 @pytest.mark.parametrize("options", [{"data": "jpeg"}, {"weights": Path("weights.pt")}])
@@ -276,7 +277,7 @@ def train_step(workload: Workload) -> float:
 
 @pytest.mark.usefixtures("small_sets")
 def test_a_named_model_comes_with_data_loss_and_score() -> None:
-    workload = load.load("squeezenet1_1", items=20)
+    workload = load("squeezenet1_1", items=20)
     assert workload.default_mode() == "train"
     assert (workload.name, workload.data_name) == ("squeezenet1_1", "jpeg")
     assert len(calls.make_dataset(workload)) == 20
@@ -303,17 +304,17 @@ def test_a_named_model_comes_with_data_loss_and_score() -> None:
     ],
 )
 def test_batches_have_the_shape_that_the_model_takes(name: str, data: str, shape: tuple[int, ...]) -> None:
-    workload = load.load(name, data=data, items=4)
+    workload = load(name, data=data, items=4)
     inputs, target = calls.split(first_batch(workload))
     assert inputs.shape == shape
     assert target.shape == (2,)
-    assert workload.facts.get("on_device", False) is (data == "device")
+    assert workload.on_device is (data == "device")
 
 
 @pytest.mark.usefixtures("small_sets")
 @pytest.mark.parametrize(("name", "pad_id"), [("hf/bert-base-uncased", 0), ("hf/roberta-base", 1)])
 def test_texts_are_padded_as_the_model_wants(name: str, pad_id: int) -> None:
-    batch = first_batch(load.load(name))
+    batch = first_batch(load(name))
     padding = batch["input_ids"][batch["attention_mask"] == 0]
     assert len(padding) > 0
     assert set(padding.tolist()) == {pad_id}
@@ -321,7 +322,7 @@ def test_texts_are_padded_as_the_model_wants(name: str, pad_id: int) -> None:
 
 @pytest.mark.usefixtures("small_sets")
 def test_families_without_a_loss_infer_and_refuse_to_train() -> None:
-    workload = load.load("raft_small", data="device", items=2)
+    workload = load("raft_small", data="device", items=2)
     assert workload.default_mode() == "infer"
     with torch.inference_mode():
         output = calls.forward(workload, calls.make_model(workload).eval(), calls.split(first_batch(workload))[0])
@@ -337,9 +338,9 @@ def test_data_that_the_model_cannot_take_is_told(tmp_path: Path) -> None:
     one_sentence("r3d_18", "r3d_18 takes video data; --data can be: video, device or a folder of videos", data="jpeg")
     one_sentence("hf/bert-base-uncased", "takes text data; --data can be: text, device$", data=str(tmp_path))
     one_sentence("resnet18", "is no data that we know and no folder that is there", data="jepg")
-    load.load("squeezenet1_1")
+    load("squeezenet1_1")
     folder = next((tmp_path / "cache").glob("jpeg*"))
-    assert load.load("squeezenet1_1", data=str(folder)).data_name == folder.name
+    assert load("squeezenet1_1", data=str(folder)).data_name == folder.name
     one_sentence("r3d_18", "takes videos, but the folder .* holds images", data=str(folder))
 
 
@@ -359,5 +360,5 @@ def test_an_unknown_name_suggests() -> None:
 def test_a_named_workload_travels_to_another_process() -> None:
     import cloudpickle
 
-    workload = pickle.loads(cloudpickle.dumps(load.load("squeezenet1_1", items=4)))
+    workload = pickle.loads(cloudpickle.dumps(load("squeezenet1_1", items=4)))
     assert train_step(workload) > 0

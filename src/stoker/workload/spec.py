@@ -1,4 +1,4 @@
-"""The workload of a model's name: the model of the zoo, the data it takes, and the loss that fits."""
+"""Workloads by name: a model's name with data, or `train.py:workload`, a function in the user's own file."""
 
 import functools
 from collections.abc import Callable
@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import InputError
-from stoker.events import OnProgress
-from stoker.records import Mode
+from stoker.events import OnProgress, silent
+from stoker.records import Mode, WorkloadSpec
+from stoker.workload.userfile import load_function
 from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
     from stoker.workload.models import ModelKind
 
-# What a name after --data gives; anything else is a folder.
+# The kind of items that each name after --data gives. Any other value of --data is a folder.
 _MEDIA = {
     "jpeg": "image",
     "tensors": "image",
@@ -27,7 +28,56 @@ _MEDIA = {
 _LEARNING_RATE = 0.01
 
 
-def load_named(
+def load(
+    spec: str,
+    *,
+    data: str | None = None,
+    mode: Mode | None = None,
+    items: int | None = None,
+    weights: Path | None = None,
+    progress: OnProgress = silent,
+) -> Workload:
+    """The workload that `spec` names.
+
+    `data` and `weights` are only for a model's name. `items` limits the size of the set in both cases.
+
+    Raises InputError if the name is unknown, if the user's file or function fails, or if model and data do not fit.
+    """
+    if items is not None and items < 1:
+        raise InputError(f"items must be at least 1, got {items}")
+    if not WorkloadSpec(spec=spec).from_function:
+        return _load_named(spec, data=data, mode=mode, items=items, weights=weights, progress=progress)
+    for flag, value in (("--data", data), ("--weights", weights)):
+        if value is not None:
+            raise InputError(f"{flag} goes with a model's name; {spec} brings its own, so change it there")
+    workload = load_function(spec)
+    return workload if items is None else bounded(workload, items)
+
+
+def bounded(workload: Workload, items: int) -> Workload:
+    """The same workload on its first `items` items."""
+    if workload.sampler is not None or workload.batch_sampler is not None:
+        raise InputError("--items cannot bound a workload that brings its own sampler; bound it there")
+    return workload.with_(dataset=functools.partial(_first, workload.dataset, items))
+
+
+def _first(dataset: Any, items: int) -> Any:
+    from torch.utils.data import IterableDataset, Subset
+
+    from stoker.workload import calls
+
+    made = calls.make(dataset)
+    if isinstance(made, IterableDataset) or not hasattr(made, "__len__"):
+        raise InputError(
+            "--items can only bound a dataset that knows its length; bound an iterable one where it is made"
+        )
+    return Subset(made, range(min(items, len(made))))
+
+
+# ---------------------------------------------------------------- models by name
+
+
+def _load_named(
     name: str, *, data: str | None, mode: Mode | None, items: int | None, weights: Path | None, progress: OnProgress
 ) -> Workload:
     from torch import nn, optim
@@ -41,7 +91,7 @@ def load_named(
     _check_model(kind, mode, wanted)
     if weights is not None:
         weights = weights.expanduser().absolute()
-        models.build(name, weights=weights)  # a file that does not fit is told now, not by a trial
+        models.build(name, weights=weights)  # report a file that does not fit now, not in a trial
     open_part = functools.partial(open_data, wanted, mode=mode, image_size=kind.image_size, pad_id=kind.pad_id or 0)
     opened = open_part(part="train", items=items, progress=progress)
     _check_medium(kind, opened.dataset, wanted)
@@ -57,17 +107,17 @@ def load_named(
         files=opened.files,
         name=name,
         data_name=opened.name,
-        facts={"on_device": True} if wanted.startswith("device-") else {},
+        on_device=wanted.startswith("device-"),
     )
 
 
 def _validation(open_part: Callable[..., Any], items: int | None) -> Any:
-    """Opened only where it is scored; as in the synthetic sets, there is one item to score for ten to train on."""
+    """The validation set, opened only if a run scores it. As in the synthetic sets, it has a tenth as many items."""
     return open_part(part="validation", items=None if items is None else max(1, items // 10)).dataset
 
 
 def _data_kind(kind: "ModelKind", data: str | None) -> str:
-    """What `--data` means for this model; a kind that it cannot take is refused."""
+    """The kind of data that `--data` means for this model. Raises InputError for a kind that the model cannot take."""
     if data is None:
         return kind.data
     if data == "device":
@@ -96,8 +146,8 @@ def _check_model(kind: "ModelKind", mode: Mode, wanted: str) -> None:
 
 
 def _check_medium(kind: "ModelKind", dataset: Any, data: str) -> None:
-    """Whether a folder turned out to hold what the model takes."""
-    from stoker.workload.data.clips import ClipFiles
+    """Raise InputError if a folder holds images for a video model, or videos for an image model."""
+    from stoker.workload.data.video import ClipFiles
 
     if kind.medium != "text" and data not in _MEDIA and isinstance(dataset, ClipFiles) != (kind.medium == "video"):
         other = "images" if kind.medium == "video" else "videos"
