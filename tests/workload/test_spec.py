@@ -337,7 +337,7 @@ def test_data_that_the_model_cannot_take_is_told(tmp_path: Path) -> None:
     )
     one_sentence("r3d_18", "r3d_18 takes video data; --data can be: video, device or a folder of videos", data="jpeg")
     one_sentence("hf/bert-base-uncased", "takes text data; --data can be: text, device$", data=str(tmp_path))
-    one_sentence("resnet18", "is no data that we know and no folder that is there", data="jepg")
+    one_sentence("resnet18", "is neither a known kind of data nor an existing folder", data="jepg")
     load("squeezenet1_1")
     folder = next((tmp_path / "cache").glob("jpeg*"))
     assert load("squeezenet1_1", data=str(folder)).data_name == folder.name

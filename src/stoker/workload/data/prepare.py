@@ -1,4 +1,4 @@
-"""Turns a set of images into tensors: preprocessed once, so that a run need only read them."""
+"""Turns a set of images into tensors, so that a run only has to read them."""
 
 import os
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _FLOAT = np.dtype(np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What `prepare` made."""
+    """The folder that `prepare` made."""
 
     path: Path
     packed: bool
@@ -36,7 +36,10 @@ class Prepared:
 def prepare(
     source: Path, out: Path, *, packed: bool = False, image_size: int = 224, progress: OnProgress = silent
 ) -> Prepared:
-    """Preprocess every image of `source` into the new folder `out`, with the same classes and parts."""
+    """Preprocess every image of `source` into the new folder `out`, with the same classes and parts.
+
+    Raises InputError if `source` has no images or `out` is not empty, MachineError if the disk is full.
+    """
     _check_out(source, out)
     if read_manifest(source) is not None:
         raise InputError(f"{source} holds prepared tensors already")
@@ -63,7 +66,7 @@ def build_tensors(
     root: Path | None = None,
     progress: OnProgress = silent,
 ) -> Path:
-    """The folder of the synthetic JPEG set as tensors, built where it is not there yet."""
+    """The folder of the synthetic JPEGs as tensors, built if missing."""
     root = root or data_root()
     final = root / f"{'packed' if packed else 'tensors'}-v1-{image_size}px-of-jpeg-v{VERSION}-{files}"
     if not final.is_dir():
@@ -111,14 +114,14 @@ def _make(
 
 
 _Task = tuple[str, str, int | None]
-"""The image's path, the file that its values go to, and at which byte (None: a file of its own)."""
+"""Path of the image, file for its values, and offset in that file (None: a file for this image alone)."""
 
 
 def _plan_files(folder: Folder, part: Part, target: Path, _: tuple[int, ...]) -> list[_Task]:
     listing = folder.parts[part]
     tasks: list[_Task] = []
     for index in range(len(listing)):
-        # The whole name stays, for a.jpg and a.png may lie side by side; loose files go into a folder as well.
+        # Keep the whole name, because there may be a.jpg and a.png. Files without a class folder get one.
         name = f"all{os.sep}{listing.name(index)}" if folder.flat else listing.name(index)
         tasks.append((listing.path(index), f"{target}{os.sep}{part}{os.sep}{name}.npy", None))
     for parent in {os.path.dirname(path) for _, path, _ in tasks}:  # noqa: PTH120 - a Path for each of a million names

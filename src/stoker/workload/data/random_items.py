@@ -1,4 +1,4 @@
-"""Random items that come from no file: what a batch that lies on the device already is made of."""
+"""Random items without files, for batches that lie on the device already."""
 
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ _TEXT_LENGTH = 128
 
 
 class RandomItems(Dataset[Any]):
-    """Items of the shapes that the sets of files give, each the same whenever it is asked for."""
+    """Items with the shapes of the synthetic sets. Item `i` is always the same."""
 
     def __init__(self, form: Form, *, items: int, classes: int, size: int) -> None:
         self.form = form
