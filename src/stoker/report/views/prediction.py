@@ -59,13 +59,13 @@ def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
         texts = [_cell(cells.get((size, count)), best) for size in sizes]
         table.add_row(str(count), *texts)
     items = f"{best.items:,} items" + (f", {best.epochs} epochs" if best.epochs > 1 else "")
-    said = (
+    summary = (
         f"Best: batch {best.setting.batch_size}, {format_workers(best.setting.num_workers)}, "
         f"{_span(best.total_s, best.interval_s)}, limited by {best.limited_by}."
     )
     subject = probes.subject
     heading = Text.assemble((subject.name, "bold"), f" · {subject.data} · predicted seconds for {items}")
-    return Group(heading, table, Text(said, style="bold"))
+    return Group(heading, table, Text(summary, style="bold"))
 
 
 def _cell(found: Prediction | None, best: Prediction) -> Text:
