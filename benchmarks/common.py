@@ -1,4 +1,4 @@
-"""What benchmarks share: where results go, what machine they came from, and how a spread is written."""
+"""What the benchmarks share: the folder of the results, the machine they came from, and how spreads are written."""
 
 import argparse
 import json
@@ -17,9 +17,6 @@ from stoker.records import Machine
 from stoker.report.documents import to_json
 
 RESULTS = Path(__file__).parent / "results"
-EARLIER = ("limit-more-earlier", "limit-alone-earlier", "limit-peers-earlier", "limit-peers", "limit-alone-earlier-2")
-"""Rows that have been run again since, with another version: the second and third with peers that a loader fed, the
-third and fourth two at a time."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -46,20 +43,23 @@ def write(folder: Path, name: str, rows: Any) -> None:
 
 
 def tried_sizes(name: str) -> dict[str, dict[str, Any]]:
-    """For each question of the H200's `name`, the first size that failed and the last that ran, in any of our runs.
+    """For each question of the H200's `name`, the smallest size that failed and the largest that ran in any run.
 
-    Every try was in a fresh process, and where what fits is ragged, each of them tells.
+    Every try was in a fresh process. Which sizes fit is not always monotonic, so all runs count.
     """
     sizes: dict[str, dict[bool, set[int]]] = {}
-    kept = {each: _rows(each) for each in (name, "limit-alone", "limit-more", *EARLIER)}
-    for row in (row for rows in kept.values() for row in rows):
+    for row in _rows("limit-tries"):
+        found = {True: row["ran"], False: row["failed"]}
+        sizes[row["key"]] = {ran: set() if size is None else {size} for ran, size in found.items()}
+    stored = {each: _rows(each) for each in (name, "limit-alone", "limit-more")}
+    for row in (row for rows in stored.values() for row in rows):
         seen = sizes.setdefault(row["key"], {True: set(), False: set()})
         tries = [(int(size), ran) for size, ran in row.get("truth", {}).get("tries", {}).items()]
         for size, ran in (*tries, *((probe["batch_size"], probe["ran"]) for probe in row["auto"]["probes"])):
             seen[ran].add(size)
     return {
         row["key"]: {"last_ran": max(sizes[row["key"]][True]), "first_failed": min(sizes[row["key"]][False])}
-        for row in kept[name]
+        for row in stored[name]
     }
 
 

@@ -1,11 +1,11 @@
 """The largest batch by every method and by two peers, against sizes that were run in fresh processes. Needs a GPU.
 
-python benchmarks/limit.py [--limit 480] [--thesis | --alone | --more | --unseen] [--previous FILE]
+python benchmarks/limit.py [--limit 480] [--baselines | --alone | --more | --unseen] [--previous FILE]
 
 A row is one question. Without `--alone` rows run side by side, as many as the card's memory holds: memory does not know
 of its neighbours, but seconds do, so those of `--alone` are the ones to quote (each model at 16 GiB, with the peers).
-`--more` asks the peers what was asked of six models besides, `--thesis` its two methods where a row lacks them. Rows
-that the result file has are not run again, so that several runs add up.
+`--more` asks the peers what was asked of six models besides, `--baselines` runs two-point and doubling for rows without
+them. Rows that the result file has are not run again, so that several runs add up.
 
 The peers get their batches as our tries do, made on the device: what a loader would cost is nobody's.
 """
@@ -423,7 +423,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--limit", type=float, default=480, help="seconds to stop after")
     parser.add_argument("--alone", action="store_true", help="rows with peers, one after another")
-    parser.add_argument("--thesis", action="store_true", help="its two methods, for rows of --previous without them")
+    parser.add_argument("--baselines", action="store_true", help="two-point and doubling, for rows without them")
     parser.add_argument("--more", action="store_true", help="the six models' other questions, with peers, side by side")
     parser.add_argument("--unseen", action="store_true", help="questions that no rule was made with in view")
     parser.add_argument("--only", default="", help="rows with this in their key")
@@ -461,7 +461,7 @@ def main() -> None:
         small = question("mobilenet_v2", mode="infer")
         asked_for = [{**small, "gib": gib, "device": "cpu"} for gib in (0.2, 0.3)]
     asked_for = [row for row in asked_for if key(row) not in have and options.only in key(row)]
-    if options.thesis:
+    if options.baselines:
         asked_for = [row for row in rows if "two-point" not in row and options.only in row["key"]]
     if options.alone:
         for row in asked_for:
@@ -469,7 +469,7 @@ def main() -> None:
             if left > _ROW_S:
                 keep(answer(row, peers=True, budget_s=left - _ROW_S))
     else:
-        side_by_side(asked_for, deadline, keep, peers=beside_peers, thesis=options.thesis)
+        side_by_side(asked_for, deadline, keep, peers=beside_peers, thesis=options.baselines)
     say(f"{len(rows)} rows")
 
 

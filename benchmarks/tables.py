@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from common import EARLIER, RESULTS, at, say, tried_sizes
+from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -51,7 +51,22 @@ def overhead() -> str:
                 found = row.get(name)
                 cells.append(_ratio(found) if found else "–")
             lines.append([*cells, str(len(row["pairs"]))])
-    return table(head, lines)
+    left = " ".join(_dropped_ratio(f"overhead-{machine}", machine) for machine in ("two-cores", "h200"))
+    return f"{table(head, lines)}\n\n{left}"
+
+
+def _dropped(name: str) -> dict[str, Any]:
+    """The worst figures of runs of a table that are no longer stored."""
+    found: dict[str, Any] = json.loads((RESULTS / "dropped.json").read_text(encoding="utf-8"))["tables"][name]
+    return found
+
+
+def _dropped_ratio(name: str, machine: str) -> str:
+    found = _dropped(name)
+    return (
+        f"Of {found['runs']} earlier rows on {machine}, which are no longer stored, the worst had a wall ratio of "
+        f"{found['ratio']:.3f}."
+    )
 
 
 def items() -> str:
@@ -88,6 +103,23 @@ def profiles() -> str:
     return table(head, lines)
 
 
+def profiles_readme() -> str:
+    """The loader-bound profile of the README, with one worker and with eight."""
+    head = ["loader workers", "items/s", "the device waits", "the device works", "bottleneck"]
+    lines = [
+        [
+            str(row["workers"]),
+            f"{row['items_per_s']:,.0f}",
+            f"{row['loop_share'].get('wait', 0):.0%}",
+            f"{row['device_busy']:.0%}",
+            row["bottleneck"],
+        ]
+        for row in rows("h200", "profiles")
+        if (row["model"], row["mode"], row["data"]) == ("resnet18", "infer", "jpeg")
+    ]
+    return table(head, lines)
+
+
 def agreement() -> str:
     head = ["model, mode", "stage", "Stoker", "torch.profiler", "ratio"]
     lines = []
@@ -104,8 +136,15 @@ def limit_trace(told: str, ran: str) -> Callable[[], str]:
 
 
 def _limit_trace(told: str, ran: str) -> str:
-    """What is told without a GPU and what `auto` found on one, against sizes that ran."""
-    head = ["question", "last that ran / first that failed", "told without a GPU", "error", "interval", "seconds"]
+    """What a trace predicts without a GPU and what `auto` found on one, against sizes that ran."""
+    head = [
+        "question",
+        "largest that ran / smallest that failed",
+        "traced without a GPU",
+        "error",
+        "interval",
+        "seconds",
+    ]
     head += ["auto, which ran", "under the edge", "run again"]
     found = {row["key"]: row for row in rows("h200", ran)}
     lines = []
@@ -145,7 +184,7 @@ def _question(row: dict[str, Any]) -> str:
 
 
 def limit_published() -> str:
-    head = ["model", "published", "told", "power of two below it"]
+    head = ["model", "published", "traced", "power of two below it"]
     lines = [
         [row["model"], str(row["published"]), str(row["max_batch"]), str(row["power_of_two"])]
         for row in rows("two-cores", "limit-published")
@@ -153,12 +192,19 @@ def limit_published() -> str:
     return table(head, lines)
 
 
-PLANNERS = ("tune", "grid, run once", "thesis", "fixed 128, 8", "128, no workers")
+PLANNERS = {
+    "tune": "tune",
+    "grid, run once": "grid, run once",
+    "thesis": "algebra",
+    "fixed 128, 8": "fixed 128, 8",
+    "128, no workers": "128, no workers",
+}
+"""Planners as the result files name them, and as the tables do."""
 
 
 def limits() -> str:
-    """The thesis' methods, which were run on the same card, against sizes that ran."""
-    head = ["question", "last that ran / first that failed", "auto", "two-point", "doubling"]
+    """The methods two-point and doubling on the same card, against sizes that ran."""
+    head = ["question", "largest that ran / smallest that failed", "auto", "two-point", "doubling"]
     lines = []
     sizes = tried_sizes("limit")
     for row in rows("h200", "limit"):
@@ -173,7 +219,7 @@ def limits() -> str:
         ]
         lines.append([_question(row), f"{truth['last_ran']} / {truth['first_failed']}", *cells])
     left = sum("two-point" not in row for row in rows("h200", "limit"))
-    rest = f"{left} more questions have not been put to them. " if left else ""
+    rest = f"{left} more questions were not asked of them. " if left else ""
     return f"{table(head, lines)}\n\n{rest}{_versions(rows('h200', 'limit'))}"
 
 
@@ -205,7 +251,7 @@ def _beside_peers(name: str) -> str:
         ratios.append(_to_lightning(row))
         lines.append([_question(row), *cells, f"{ratios[-1]:.2f}"])
     within = f"At most half of Lightning's seconds in {sum(each <= 0.5 for each in ratios)} of {len(ratios)}. "
-    return f"{table(head, lines)}\n\n{within}{_earlier(asked)}{_versions(asked)}"
+    return f"{table(head, lines)}\n\n{within}{_earlier(name)}{_versions(asked)}"
 
 
 def _to_lightning(row: dict[str, Any]) -> float:
@@ -213,22 +259,18 @@ def _to_lightning(row: dict[str, Any]) -> float:
     return float(row["auto"]["seconds"] / peer.get("seconds", peer.get("more_than_s", math.nan)))
 
 
-def _earlier(asked: Iterable[dict[str, Any]]) -> str:
-    """What the questions of a table had been when they were asked before."""
-    keys = {row["key"] for row in asked}
-    before: dict[str, list[str]] = {}
-    for row in (row for name in EARLIER for row in rows("h200", name) if "lightning" in row):
-        if row["key"] in keys:
-            peer = row["lightning"].get("seconds", math.nan)
-            before.setdefault(_question(row), []).append(
-                f"{_to_lightning(row):.2f} ({row['auto']['seconds']:.1f} to {peer:.1f} s)"
-            )
-    said = "; ".join(f"{name}: {', '.join(ratios)}" for name, ratios in before.items())
-    return f"Runs of earlier versions, not in the table: {said}. " if said else ""
+def _earlier(name: str) -> str:
+    """The worst row of runs that are no longer stored."""
+    found = _dropped(name)
+    return (
+        f"Of {found['runs']} rows of earlier versions, which are no longer stored, {found['above_half']} were above "
+        f"half; the worst was {found['case']} with {found['ratio']:.2f} ({found['auto_s']:.1f} to "
+        f"{found['lightning_s']:.1f} s). "
+    )
 
 
 def losses() -> str:
-    """What the trace said of losses that keep more than their shapes tell."""
+    """What a trace predicts for losses that keep more memory than their shapes suggest."""
     head = ["loss", "traced then, interval", "ran / failed", "error", "searched", "traced now", "error"]
     lines = []
     now = {row["loss"]: row["max_batch"] for row in rows("two-cores", "limit-losses-told")}
@@ -246,13 +288,15 @@ def losses() -> str:
 
 
 def convolutions() -> str:
-    """What single convolutions of many shapes took, and what is told of them."""
+    """What single convolutions of many shapes took, and what a trace predicts for them."""
     found = rows("two-cores", "convolutions-told")
     off = sorted(abs(row["told"] / row["seen"] - 1) for row in found)
     near = sum(each <= 0.01 for each in off)
     low = sum(row["told"] / row["seen"] < 0.95 for row in found)
     high = f"the 90th percentile of errors is {off[len(off) * 9 // 10]:.0%}, the largest {off[-1]:.0%}"
-    return f"Of {len(found)} peaks {near} are told within 1 %; {high}, and {low} are told more than 5 % too low."
+    return (
+        f"Of {len(found)} peaks {near} are predicted within 1 %; {high}, and {low} are predicted more than 5 % too low."
+    )
 
 
 def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:
@@ -262,19 +306,35 @@ def _peer(found: dict[str, Any], truth: dict[str, Any]) -> str:
     )
 
 
-def regret(machine: str) -> Callable[[], str]:
+def regret(machine: str, *, dropped: bool = False) -> Callable[[], str]:
     """What each planner's choice costs over the best that was judged."""
 
     def made() -> str:
         found = [row for row in rows(machine, "regret") if row["regret"]]
-        head = ["workload", *PLANNERS]
+        head = ["workload", *PLANNERS.values()]
         lines = [[row["case"], *(_lost(row, name) for name in PLANNERS)] for row in found]
         for label, middle in (("mean", fmean), ("worst", max)):
             values = [[row["regret"][name] for row in found if name in row["regret"]] for name in PLANNERS]
             lines.append([f"**{label}**", *(_share(middle(each)) if each else "–" for each in values)])
-        return table(head, lines)
+        return f"{table(head, lines)}{_dropped_regret(machine) if dropped else ''}"
 
     return made
+
+
+def _dropped_regret(name: str) -> str:
+    found = _dropped(name)
+    return (
+        f"\n\nOf {found['runs']} other runs, which are no longer stored, the worst regret of `tune` was "
+        f"{_share(found['regret'])} ({found['case']})."
+    )
+
+
+def _dropped_errors(name: str) -> str:
+    found = _dropped(name)
+    return (
+        f" Of {found['runs']} other runs, which are no longer stored, the worst errors were {found['median']:.1%} in "
+        f"the median and {found['p90']:.1%} at the 90th percentile."
+    )
 
 
 def _lost(row: dict[str, Any], name: str) -> str:
@@ -283,8 +343,8 @@ def _lost(row: dict[str, Any], name: str) -> str:
     return _share(lost) + (f" ± {100 * error:.1f}" if lost and error else "")
 
 
-def forecast(machine: str, *earlier: str) -> Callable[[], str]:
-    """Predicted against measured, beside the noise; and what was found `earlier`."""
+def forecast(machine: str, *, dropped: bool = False) -> Callable[[], str]:
+    """Predicted against measured times, beside the noise."""
 
     def made() -> str:
         head = ["workload", "cells", "error, median", "p90", "in the interval", "first batch", "noise, median", "p90"]
@@ -294,35 +354,28 @@ def forecast(machine: str, *earlier: str) -> Callable[[], str]:
         whole = {name: [value for row in found for value in row[name]] for name in names}
         sums = {name: sum(row[name] for row in found) for name in ("tune_s", "grid_s", "whole_grid_s")}
         lines = [_forecast_line(row) for row in [*found, {"case": "**all**", **whole, **sums}]]
-        return f"{table(head, lines)}\n\n{' '.join((_yardstick(found), _anew(found), *map(_before, earlier)))}"
+        return (
+            f"{table(head, lines)}\n\n{_yardstick(found)} {_anew(found)}{_dropped_errors(machine) if dropped else ''}"
+        )
 
     return made
 
 
-def _before(machine: str) -> str:
-    """The sum of a run that was made again."""
-    found = rows(machine, "regret")
-    errors = [value for row in found for value in row["errors"]]
-    lost = ", ".join(_share(row["regret"].get("tune")) for row in found)
-    of = f"{at(errors, 0.5)} in the median and {at(errors, 0.9)} at the 90th percentile"
-    return f"Another run of {len(found)} workloads, its regret {lost}: {of}."
-
-
 def _anew(found: list[dict[str, Any]]) -> str:
-    """What is told today from what was probed then."""
+    """What the present version predicts from the probes of that run."""
     names = ("errors", "covered", "first_errors")
     whole = {name: [value for row in found for value in row["anew"][name]] for name in names}
     error = f"{at(whole['errors'], 0.5)} in the median and {at(whole['errors'], 0.9)} at the 90th percentile"
     rest = f"{fmean(whole['covered']):.0%} in the interval, first batches {at(whole['first_errors'], 0.5)}"
-    return f"From the same probes the predictor of today is {error} off, {rest}."
+    return f"From the same probes, the present version is {error} off, {rest}."
 
 
 def _yardstick(found: list[dict[str, Any]]) -> str:
-    """How much a fixed job's time varied beside the runs: the machine's own doing."""
+    """How much a fixed job's time varied beside the runs, which is the machine's own variation."""
     speeds = sorted(value for row in found for value in row["yardstick_ms"])
     low, middle, high = (speeds[int(share * len(speeds))] for share in (0.1, 0.5, 0.9))
-    spread = f"{low / middle - 1:+.0%} to {high / middle - 1:+.0%} of that four times in five"
-    return f"The fixed job beside the runs took {middle:.1f} ms, {spread}."
+    spread = f"{low / middle - 1:+.0%} to {high / middle - 1:+.0%} of that in four cases of five"
+    return f"A fixed job beside the runs took {middle:.1f} ms, {spread}."
 
 
 def _forecast_line(row: dict[str, Any]) -> list[str]:
@@ -413,14 +466,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "a5000": a5000,
     "uneven": uneven,
     "threads": threads,
-    "regret-two-cores": regret("two-cores"),
-    "forecast-two-cores": forecast("two-cores", *(f"two-cores-{number}" for number in range(1, 11))),
-    "regret-cpu": regret("two-cores-cpu"),
-    "forecast-cpu": forecast("two-cores-cpu", "two-cores-cpu-1", "two-cores-cpu-2"),
+    "regret-two-cores": regret("two-cores", dropped=True),
+    "forecast-two-cores": forecast("two-cores", dropped=True),
+    "regret-cpu": regret("two-cores-cpu", dropped=True),
+    "forecast-cpu": forecast("two-cores-cpu", dropped=True),
     "regret-h200": regret("h200"),
     "forecast-h200": forecast("h200"),
-    "regret-h200-keeping": regret("h200-keeping"),
-    "forecast-h200-keeping": forecast("h200-keeping", *(f"h200-keeping-{number}" for number in range(1, 6))),
+    "regret-h200-keeping": regret("h200-keeping", dropped=True),
+    "forecast-h200-keeping": forecast("h200-keeping", dropped=True),
     "limit-trace": limit_trace("limit-trace", "limit"),
     "limit-trace-unseen": limit_trace("limit-trace-unseen", "limit-unseen"),
     "limit-published": limit_published,
@@ -429,7 +482,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limits-losses": losses,
     "limits-alone": limits_beside_peers("limit-alone"),
     "limits-more": limits_beside_peers("limit-more"),
+    "profiles-readme": profiles_readme,
     "output-profile": output("profile"),
+    "output-profile-h200-1-worker": output("profile-h200-1-worker"),
     "output-tune": output("tune"),
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),

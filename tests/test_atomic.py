@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.atomic import build_folder, data_root, in_parallel, usable_cpus, write_file
+from stoker.atomic import build_folder, data_root, in_parallel, write_file
 from stoker.errors import InputError, MachineError
 
 REMEDY = "free some"
@@ -243,7 +243,3 @@ def test_the_cache_folder_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.delenv("STOKER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     assert data_root() == tmp_path / "home" / "stoker" / "data"
-
-
-def test_usable_cpus_follow_affinity() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)

@@ -1,5 +1,7 @@
 """Promises of the package itself: what it exports, what it loads, that every command is explained."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from tests.commands import apart
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,10 +53,35 @@ def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     assert f"## `stoker {command}" in text
 
 
-def test_figures_in_the_docs_are_those_of_the_result_files() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
+@pytest.mark.parametrize("script", ["tables.py", "outputs.py"])
+def test_figures_in_the_docs_are_those_of_the_result_files(script: str) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / script), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_quick_start_of_the_readme_runs(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = text.partition("<!-- quick start -->\n```python\n")[2].partition("```")[0]
+    assert 10 < len(code.splitlines()) <= 25
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    extent = ("--batches", "2", "--warmup", "0", "--batch-size", "2", "--device", "cpu", "--json", "--quiet")
+    done = apart("profile", "train.py:workload", *extent, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workload"]["mode"] == "train"
+
+
+def test_the_pages_of_the_docs_link_to_pages_that_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in pages:
+        links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
+
+
+def test_the_contributors_page_names_every_package() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    packages = [entry.name for entry in (ROOT / "src" / "stoker").iterdir() if (entry / "__init__.py").is_file()]
+    assert [name for name in packages if f"`{name}`" not in text] == []
 
 
 def test_no_command_is_left_out_of_the_test_above() -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
     from stoker.workload.data.prepare import prepare as prepare
-    from stoker.workload.load import load as load
+    from stoker.workload.spec import load as load
     from stoker.workload.workload import Workload as Workload
 
 __version__ = "0.1.0"
@@ -50,7 +50,7 @@ _HOMES = {
     "advise": "stoker.tuning.remedies:advise",
     "doctor": "stoker.machine:inspect",
     "limit": "stoker.memory.limit:limit",
-    "load": "stoker.workload.load:load",
+    "load": "stoker.workload.spec:load",
     "predict": "stoker.forecast.predictor:predict",
     "prepare": "stoker.workload.data.prepare:prepare",
     "prime": "stoker.memory.live:prime",

@@ -1,7 +1,7 @@
-"""Folders that are whole or not there: built in parallel beside their place, then moved into it in one step.
+"""Folders that appear complete or not at all: built in parallel in a hidden folder, then renamed in one step.
 
-A build that fails or is ended takes its partial folder with it. One that is killed outright cannot: the next build of
-the same folder does it then. Two builds of one folder take turns, and the second finds the work done.
+A build that fails or is terminated removes its partial folder. After SIGKILL, the next build of the same folder removes
+it. Two builds of one folder wait for each other, and the second one finds the folder complete.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def data_root() -> Path:
-    """Where synthetic sets are kept: `STOKER_CACHE`, or the user's cache folder."""
+    """The folder of the synthetic sets: below `STOKER_CACHE`, or below the user's cache folder."""
     chosen = os.environ.get("STOKER_CACHE")
     base = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("stoker")
     return base / "data"
@@ -48,24 +48,25 @@ def build_folder(
     remedy: str,
     progress: OnProgress = silent,
 ) -> Path:
-    """Have `fill` fill a new folder, then give it the name `final`; nothing is done where that is there already.
+    """Let `fill` write a new folder, then rename it to `final`. Does nothing if `final` exists and is not empty.
 
-    `needs_bytes` is about what the folder will hold; `remedy` says what to do where that does not fit.
+    `needs_bytes` estimates the size of the folder. Raises MachineError, with `remedy` as the advice, if the disk is too
+    full or the folder cannot be written.
     """
-    if _is_made(final):
+    if _is_complete(final):
         return final
-    with _termination_raised(), _said_plainly(final.parent, needs_bytes, remedy):
+    with _termination_raised(), _clear_errors(final.parent, needs_bytes, remedy):
         final.parent.mkdir(parents=True, exist_ok=True)
-        with _turn(final, progress):
-            if not _is_made(final):
+        with _locked(final, progress):
+            if not _is_complete(final):
                 _remove_leftovers(final)
-                _check_room(final.parent, needs_bytes)
+                _check_space(final.parent, needs_bytes)
                 _build(final, fill)
     return final
 
 
 def write_file(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a new file; a full disk shows as the error of the write itself."""
+    """Write a new file without buffering, so that a full disk is an error of this call."""
     with path.open("wb", buffering=0) as file:
         for part in parts:
             rest = memoryview(part).cast("B")
@@ -79,10 +80,13 @@ def in_parallel(
     *,
     what: str,
     progress: OnProgress = silent,
-    processes: int | None = None,
+    processes: int,
 ) -> None:
-    """Do every task, each in one of as many processes as there are CPUs for us; the first failure ends them all."""
-    count = min(processes or usable_cpus(), len(tasks))
+    """Do every task in one of `processes` processes, or here if one is enough. The first failure ends them all.
+
+    Raises MachineError if a process ends unexpectedly, and whatever a task raises.
+    """
+    count = min(processes, len(tasks))
     progress(what, 0, len(tasks))
     if count <= 1:
         for done, task in enumerate(tasks, start=1):
@@ -93,10 +97,6 @@ def in_parallel(
     chunks = [tasks[start : start + size] for start in range(0, len(tasks), size)]
     with _pool(count) as pool:
         _follow([pool.submit(_do_chunk, work, chunk) for chunk in chunks], what, len(tasks), progress)
-
-
-def usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _follow(futures: list[Future[int]], what: str, total: int, progress: OnProgress) -> None:
@@ -113,9 +113,9 @@ def _follow(futures: list[Future[int]], what: str, total: int, progress: OnProgr
 
 @contextlib.contextmanager
 def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
-    # Forked workers need no guarded `__main__` in the user's script. They do what DataLoader's forked workers do too.
+    # Forked workers need no guarded `__main__` in the user's script; DataLoader forks for the same reason.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    # A bare byte: a worker that is killed could hold the lock of an event for ever.
+    # A raw byte: a worker that is killed while it holds the lock of an Event would block the others for ever.
     stop = context.RawValue(ctypes.c_bool, False)
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(stop,))
     try:
@@ -126,11 +126,11 @@ def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
 
 
 _stop: ctypes.c_bool | None = None
-"""In a worker: true once its builder wants no more of it."""
+"""In a worker: true when the builder wants it to stop."""
 
 
 def _start_worker(stop: ctypes.c_bool) -> None:
-    """Ctrl-C and SIGTERM are the builder's to handle; a worker ends with its builder, however that ended."""
+    """Leave Ctrl-C to the builder, and end with the builder even if that is killed."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -156,7 +156,7 @@ def _do_chunk(work: Callable[[Any], None], chunk: Sequence[Any]) -> int:
     return len(chunk)
 
 
-def _is_made(final: Path) -> bool:
+def _is_complete(final: Path) -> bool:
     return final.is_dir() and any(final.iterdir())
 
 
@@ -172,14 +172,14 @@ def _build(final: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _remove_leftovers(final: Path) -> None:
-    # Called in our turn: whoever made these is gone, for a builder and its workers keep their turn while they live.
+    # We hold the lock, and a builder and its workers hold it while they live. So these folders belong to nobody.
     for partial in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
         shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def _turn(final: Path, progress: OnProgress) -> Iterator[None]:
-    """Hold the lock file of `final`. Its holder removes it at the end, so we may have waited for one that is gone."""
+def _locked(final: Path, progress: OnProgress) -> Iterator[None]:
+    """Hold the lock file of `final`. The last holder removes the file: check that ours is still there."""
     path = final.parent / f".{final.name}.lock"
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -192,7 +192,7 @@ def _turn(final: Path, progress: OnProgress) -> Iterator[None]:
                     path.unlink(missing_ok=True)
                 return
         finally:
-            # Closing alone would leave it locked while a process forked meanwhile lives.
+            # Closing is not enough: a process that was forked meanwhile has the file open too.
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
@@ -213,12 +213,12 @@ def _same_file(file: int, path: Path) -> bool:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came while we built."""
+    """SIGTERM arrived during a build."""
 
 
 @contextlib.contextmanager
 def _termination_raised() -> Iterator[None]:
-    """Let SIGTERM unwind the stack instead of ending us on the spot, unless the program handles it in its own way."""
+    """Turn SIGTERM into an exception, so that the build cleans up, unless the program handles SIGTERM itself."""
     ours = threading.current_thread() is threading.main_thread() and (
         signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     )
@@ -240,14 +240,14 @@ def _termination_raised() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _check_room(folder: Path, needs_bytes: int) -> None:
+def _check_space(folder: Path, needs_bytes: int) -> None:
     if shutil.disk_usage(folder).free < needs_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
-def _said_plainly(folder: Path, needs_bytes: int, remedy: str) -> Iterator[None]:
-    """Turn what the file system refuses into one sentence for a person."""
+def _clear_errors(folder: Path, needs_bytes: int, remedy: str) -> Iterator[None]:
+    """Turn errors of the file system into one clear sentence."""
     try:
         yield
     except OSError as error:

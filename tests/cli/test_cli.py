@@ -180,3 +180,11 @@ def test_a_flag_is_no_file_to_save_to(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.strip() == "stoker: --save needs a file to write to, got --quiet"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["algebra", "thesis"])
+def test_the_algebra_can_be_asked_for_by_its_old_name(name: str) -> None:
+    arguments = ("--mode", "infer", "--device", "sleep:1ms", "--items", "32", "--max-batch", "8", "--budget", "3s")
+    found = document("tune", f"{PLANTED}:plain", *arguments, "--planner", name)
+    assert found["planner"] == "algebra"
+    assert found["batch_size"] == 8

@@ -87,3 +87,8 @@ def test_this_machine_agrees_with_the_kernel() -> None:
     found = cpu.read()
     assert found.affinity == len(os.sched_getaffinity(0))
     assert 0 < found.usable <= found.affinity <= found.logical
+
+
+@pytest.mark.parametrize(("tree", "processes"), [("v2-nested", 2), ("v1-lost", 1), ("v1-docker", 4), ("none", 4)])
+def test_as_many_processes_as_the_quota_lets_compute(tree: str, processes: int) -> None:
+    assert cpu.worker_processes(TREES / tree) == processes

@@ -1,1 +1,1 @@
-"""The command line: one file a command, named like it. Each parses, calls and shows; nothing else."""
+"""The command line: one file a command. Each parses its options, calls the library and shows the answer."""

@@ -15,11 +15,11 @@ from stoker.cli.options import (
 
 @app.command()
 def doctor(
-    disk: Annotated[Path | None, typer.Option(help="Measure how fast files below this folder are read.")] = None,
+    disk: Annotated[Path | None, typer.Option(help="Also measure how fast files in this folder are read.")] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What this machine really has for a pipeline, and what will break one."""
+    """Show what this machine has, and what would break a run."""
     from stoker.events import Progress
     from stoker.machine import inspect
     from stoker.report.documents import machine_document

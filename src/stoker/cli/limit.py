@@ -8,6 +8,7 @@ from stoker.cli.options import (
     DataOption,
     JsonOption,
     ModeOption,
+    PrecisionOption,
     QuietOption,
     SaveOption,
     WorkloadArg,
@@ -22,33 +23,32 @@ def limit(
     workload: WorkloadArg,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(help="What tensors may take on the GPU: 16GiB, 24GB.", show_default="what is free"),
+        typer.Option(help="GPU memory for tensors: 16GiB, 24GB.", show_default="what is free"),
     ] = None,
     method: Annotated[
         Literal["auto", "trace", "two-point", "doubling", "search"],
-        typer.Option(help="auto: trace, then run; trace needs no GPU."),
+        typer.Option(help="auto traces, then runs; trace needs no GPU."),
     ] = "auto",
     mode: ModeOption = None,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
+    precision: PrecisionOption = "fp32",
     optimizer: Annotated[
-        Literal["sgd", "momentum", "adam", "adamw"] | None, typer.Option(help="In place of the workload's own.")
+        Literal["sgd", "momentum", "adam", "adamw"] | None,
+        typer.Option(help="Instead of the workload's own optimizer."),
     ] = None,
-    reserve: Annotated[str, typer.Option(help="Leave so much free: 1.5GiB.")] = "0",
-    gpu: Annotated[
-        str | None, typer.Option(help="The GPU that a trace is for: h200, a100, 8.6.", show_default=False)
-    ] = None,
-    gpus: Annotated[int, typer.Option(help="For two-point: times so many GPUs.", min=1)] = 1,
+    reserve: Annotated[str, typer.Option(help="Memory to leave unused: 1.5GiB.")] = "0",
+    gpu: Annotated[str | None, typer.Option(help="The GPU to trace for: h200, a100, 8.6.", show_default=False)] = None,
+    gpus: Annotated[int, typer.Option(help="For two-point: multiply the estimate by this number.", min=1)] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
-    validate: Annotated[bool, typer.Option("--validate", help="Count a pass over the validation set too.")] = False,
+    validate: Annotated[bool, typer.Option("--validate", help="Include a pass over the validation set.")] = False,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark")] = False,
-    compare: Annotated[bool, typer.Option("--compare", help="Every method side by side.")] = False,
-    advise: Annotated[bool, typer.Option("--advise", help="What a change in the order of things would bring.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Show every method side by side.")] = False,
+    advise: Annotated[bool, typer.Option("--advise", help="Try changes that may allow a larger batch.")] = False,
     data: DataOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """The largest batch that fits: measured where there is a GPU, traced where there is none."""
+    """Find the largest batch that fits, by running it or by tracing."""
     from stoker.memory.compare import compare as side_by_side
     from stoker.memory.limit import limit as find
     from stoker.records import WorkloadSpec
@@ -56,9 +56,9 @@ def limit(
     from stoker.report.progress import Show
     from stoker.report.views.limit import comparison_view, limit_view
 
-    source = WorkloadSpec(
-        spec=workload, data=data or (None if ":" in workload or workload.endswith(".py") else "device")
-    )
+    source = WorkloadSpec(spec=workload, data=data)
+    if not source.from_function and data is None:
+        source = WorkloadSpec(spec=workload, data="device")
     options: dict[str, Any] = {
         "gpu_memory": gpu_memory,
         "mode": mode,

@@ -1,4 +1,4 @@
-"""The command line: parse, call, show; nothing else."""
+"""The entry point of the command line: registers the commands, and turns errors into one sentence and a status."""
 
 import contextlib
 import errno
@@ -33,16 +33,16 @@ from stoker.cli import doctor, profile, limit, probe, predict, tune, prepare  # 
 
 
 def _interrupted(number: int, _frame: Any) -> NoReturn:
-    for each in (signal.SIGINT, signal.SIGTERM):  # once is enough: what follows ends all that was started
+    for each in (signal.SIGINT, signal.SIGTERM):  # a second signal must not interrupt the clean-up
         signal.signal(each, signal.SIG_IGN)
     raise Interrupted("interrupted", status=128 + number)
 
 
 def main() -> NoReturn:
-    """Run a command; an error of ours is one sentence on stderr, and anything that was started has been ended."""
+    """Run a command. Our errors become one sentence on stderr; all processes that were started have ended by then."""
     signal.signal(signal.SIGINT, _interrupted)
     signal.signal(signal.SIGTERM, _interrupted)
-    for name in ("stdout", "stderr"):  # closed by whoever started us
+    for name in ("stdout", "stderr"):  # the parent process may have closed it
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
     status = 0
@@ -61,8 +61,8 @@ def main() -> NoReturn:
 
 
 def _failed(error: OSError) -> int:
-    """What the machine refused, where no command knew better: a full disk behind stdout, a reader that went away."""
-    with contextlib.suppress(OSError):  # what could not be written would be tried again at the end
+    """Report an error of the system that no command handled, such as a full disk behind stdout or a closed pipe."""
+    with contextlib.suppress(OSError):  # otherwise Python tries to write the rest again at exit
         sys.stdout.close()
     if isinstance(error, BrokenPipeError):
         return 1

@@ -1,4 +1,4 @@
-"""What commands share: the app, the options that several of them have, and how an answer leaves."""
+"""Shared by the commands: the app, common options, and the output of an answer."""
 
 import os
 from pathlib import Path
@@ -23,20 +23,23 @@ DataOption = Annotated[
     str | None,
     typer.Option(help="jpeg, tensors, packed, text, video, device, or a folder of class folders.", show_default=False),
 ]
-ModeOption = Annotated[Literal["train", "infer"] | None, typer.Option(show_default=False)]
+ModeOption = Annotated[
+    Literal["train", "infer"] | None, typer.Option(help="train if the workload has a loss.", show_default=False)
+]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1; sleep:20ms stands in for a model.")]
-ItemsOption = Annotated[int | None, typer.Option(help="Use only so many items of the set.", min=1, show_default=False)]
+ItemsOption = Annotated[int | None, typer.Option(help="Use only this many items.", min=1, show_default=False)]
+PrecisionOption = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="bf16 and fp16 use autocast.")]
 InOrderOption = Annotated[
-    bool, typer.Option("--in-order/--out-of-order", help="Batches in their order, or as they are ready.")
+    bool, typer.Option("--in-order/--out-of-order", help="Yield batches in order, or as they become ready.")
 ]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON document to this file too.", show_default=False)]
+SaveOption = Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.", show_default=False)]
 
 
 def writable(save: Path | None, option: str = "--save") -> None:
-    """Find out before the run, not after it, that its result cannot be kept."""
+    """Raise InputError before the run if its result could not be saved."""
     if save is not None and str(save).startswith("-"):
         raise InputError(f"{option} needs a file to write to, got {save}")
     if save is not None and save.is_dir():
@@ -46,7 +49,7 @@ def writable(save: Path | None, option: str = "--save") -> None:
 
 
 def deliver(document: Any, view: Any, *, json: bool, save: Path | None) -> None:
-    """Save the answer if asked, then print it: as one JSON document, or as a table for people."""
+    """Save the document if `save` is given, then print it as JSON, or print the table."""
     from stoker.report import console, documents
 
     if save is not None:

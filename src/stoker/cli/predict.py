@@ -16,7 +16,7 @@ from stoker.errors import InputError
 
 @app.command()
 def predict(
-    probes: Annotated[Path, typer.Option(help="What `stoker probe` wrote.")],
+    probes: Annotated[Path, typer.Option(help="The file that `stoker probe` wrote.")],
     batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", show_default=False)] = None,
     workers: Annotated[int | None, typer.Option("--workers", "-w", show_default=False)] = None,
     prefetch: Annotated[int, typer.Option(help="Batches each worker loads ahead.")] = 2,
@@ -25,14 +25,14 @@ def predict(
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="as probed")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
     in_order: InOrderOption = True,
-    grid: Annotated[bool, typer.Option("--grid", help="Every batch size and worker count.")] = False,
-    cores: Annotated[float | None, typer.Option(help="What if there were so many CPUs.", show_default=False)] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Predict every batch size and worker count.")] = False,
+    cores: Annotated[float | None, typer.Option(help="Predict for this number of CPUs.", show_default=False)] = None,
     faster: Annotated[
-        list[str] | None, typer.Option(help="What if: decode=2x, step=3x. May be repeated.", show_default=False)
+        list[str] | None, typer.Option(help="Predict with a faster stage: decode=2x. Repeatable.", show_default=False)
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """What a setting would cost, from probes alone: no model, no data, no run."""
+    """Predict what a setting would cost. Uses probes alone: no model, no data, no run."""
     from stoker.forecast.predictor import Predictor, items_of, landscape, parse_faster, with_pinning
     from stoker.forecast.probes import read
     from stoker.records import Setting
@@ -48,7 +48,7 @@ def predict(
         print_json(cells) if json else show(prediction.grid_view(cells, found))
         return
     if batch_size is None or workers is None:
-        raise InputError("say which setting: --batch-size 128 --workers 8, or --grid for all")
+        raise InputError("name a setting, such as --batch-size 128 --workers 8, or use --grid for all")
     setting = Setting(
         batch_size=batch_size,
         num_workers=workers,

@@ -15,14 +15,14 @@ from stoker.cli.options import (
 
 @app.command()
 def prepare(
-    source: Annotated[Path, typer.Argument(help="A folder of class folders of images.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to make.")],
-    packed: Annotated[bool, typer.Option("--packed", help="One file for all items instead of one for each.")] = False,
+    source: Annotated[Path, typer.Argument(help="A folder of images with one folder a class.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to create.")],
+    packed: Annotated[bool, typer.Option("--packed", help="Write one file for all items instead of one each.")] = False,
     image_size: Annotated[int, typer.Option(help="Side of the images after preprocessing.", min=8)] = 224,
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Turn a set of images into tensors that need no decoding."""
+    """Turn a folder of images into tensors that need no decoding."""
     from stoker.report.progress import Show
     from stoker.units import format_bytes
     from stoker.workload.data.prepare import prepare as make

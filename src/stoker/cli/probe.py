@@ -1,7 +1,7 @@
 """`stoker probe`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from stoker.cli.options import (
     ItemsOption,
     JsonOption,
     ModeOption,
+    PrecisionOption,
     QuietOption,
     WorkloadArg,
     app,
@@ -24,17 +25,17 @@ from stoker.errors import InputError
 def probe(
     workload: WorkloadArg,
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    batch_sizes: Annotated[str, typer.Option(help="Least, middle and largest size to be predicted.")] = "8,32,128",
+    batch_sizes: Annotated[str, typer.Option(help="Smallest, middle and largest batch size to predict.")] = "8,32,128",
     data: DataOption = None,
     items: ItemsOption = None,
     mode: ModeOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
-    budget: Annotated[str, typer.Option(help="How long to probe at most, about.")] = "30s",
+    precision: PrecisionOption = "fp32",
+    budget: Annotated[str, typer.Option(help="About how long to probe.")] = "30s",
     json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure what predictions need: a few short runs, saved in a small file."""
+    """Measure what predictions need. Makes a few short runs and saves them in a small file."""
     from stoker.forecast.probe import probe as measure
     from stoker.records import Setting, WorkloadSpec
     from stoker.report.documents import document_of
@@ -60,5 +61,5 @@ def _numbers(text: str) -> list[int]:
     """`8,32,128`."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
-        raise InputError(f"{text!r} is no list of batch sizes; write it like 8,32,128")
+        raise InputError(f"{text!r} is not a list of batch sizes; write it like 8,32,128")
     return [int(part) for part in parts]

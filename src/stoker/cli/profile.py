@@ -1,6 +1,6 @@
 """`stoker profile`."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from stoker.cli.options import (
     ItemsOption,
     JsonOption,
     ModeOption,
+    PrecisionOption,
     QuietOption,
     SaveOption,
     WeightsOption,
@@ -31,31 +32,31 @@ def profile(
         int | None, typer.Option(help="Batches to measure.", show_default="50; all with --epochs")
     ] = None,
     warmup: Annotated[
-        int | None, typer.Option(help="Batches before those.", show_default="workers, at least 3")
+        int | None, typer.Option(help="Warm-up batches before them.", show_default="workers, at least 3")
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the set.", show_default=False)] = None,
     data: DataOption = None,
     items: ItemsOption = None,
     mode: ModeOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
+    precision: PrecisionOption = "fp32",
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="on a GPU")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
     in_order: InOrderOption = True,
-    accumulate: Annotated[int, typer.Option(help="Batches to one update, in training.", min=1)] = 1,
+    accumulate: Annotated[int, typer.Option(help="Batches for one update, in training.", min=1)] = 1,
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark")] = False,
     weights: WeightsOption = None,
     validate: Annotated[bool, typer.Option("--validate", help="Score the validation set each epoch.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Evict the data from the page cache first.")] = False,
-    stalls: Annotated[bool, typer.Option("--stalls", help="Compare data in memory, cached, cold.")] = False,
-    timeout: Annotated[str | None, typer.Option(help="End the run after so long: 90s, 5min.")] = None,
+    stalls: Annotated[bool, typer.Option("--stalls", help="Compare data in memory, cached and cold.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="End the run after this time: 90s, 5min.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Where the time goes: in the loader's workers, on the way to the device, on the device."""
+    """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
     from stoker.measure.profile import compare_sources
     from stoker.measure.profile import profile as run

@@ -1,6 +1,6 @@
 """`stoker tune`."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -9,6 +9,7 @@ from stoker.cli.options import (
     DeviceOption,
     JsonOption,
     ModeOption,
+    PrecisionOption,
     QuietOption,
     SaveOption,
     WorkloadArg,
@@ -31,27 +32,30 @@ def planner_name(name: str) -> str:
 @app.command()
 def tune(
     workload: WorkloadArg,
-    items: Annotated[int | None, typer.Option(help="Least time for so many items.", min=1, show_default=False)] = None,
-    epochs: Annotated[int, typer.Option(help="Least time for so many passes over the set.", min=1)] = 1,
-    throughput: Annotated[bool, typer.Option("--throughput", help="Highest steady rate; start-up left out.")] = False,
+    items: Annotated[
+        int | None, typer.Option(help="Least time for this many items.", min=1, show_default=False)
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Least time for this many passes over the set.", min=1)] = 1,
+    throughput: Annotated[bool, typer.Option("--throughput", help="Highest steady rate; ignores start-up.")] = False,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", "-b", help="Fixed: only the workers are chosen.", show_default=False)
+        int | None,
+        typer.Option("--batch-size", "-b", help="Fixed size: choose only the workers.", show_default=False),
     ] = None,
     max_batch: Annotated[
-        int | None, typer.Option(help="No batch above this.", show_default="512, or more where it pays in inference")
+        int | None, typer.Option(help="The largest batch size to try.", show_default="512; more in inference if faster")
     ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Keep this effective batch: batch × accumulation × GPUs.", show_default=False)
+        int | None, typer.Option(help="Keep batch × accumulation × GPUs equal to this.", show_default=False)
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs that share the CPUs.")] = 1,
-    current: Annotated[str | None, typer.Option(help="What you have now: batch=64,workers=4.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="What tensors may take on the GPU: 11GiB.")] = None,
-    host_memory: Annotated[str | None, typer.Option(help="What batches may take in host memory: 32GiB.")] = None,
+    current: Annotated[str | None, typer.Option(help="Your present setting: batch=64,workers=4.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="GPU memory for tensors: 11GiB.")] = None,
+    host_memory: Annotated[str | None, typer.Option(help="Host memory for batches: 32GiB.")] = None,
     data: DataOption = None,
     mode: ModeOption = None,
     device: DeviceOption = "auto",
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
-    budget: Annotated[str, typer.Option(help="How long tuning may take, about.")] = "60s",
+    precision: PrecisionOption = "fp32",
+    budget: Annotated[str, typer.Option(help="About how long tuning may take.")] = "60s",
     planner: Annotated[
         str, typer.Option(metavar="[simulate|algebra|grid]", callback=planner_name, help="How to choose.")
     ] = "simulate",
@@ -59,7 +63,7 @@ def tune(
     save: SaveOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """What to set: the batch size and the workers that finish soonest, predicted and then measured."""
+    """Find the batch size and worker count that finish soonest. Predicts all settings, then runs the best few."""
     from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
     from stoker.records import InterruptedTune, Probes, Run, Trial, WorkloadSpec
     from stoker.report import documents
@@ -70,6 +74,7 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
+    source = WorkloadSpec(spec=workload, data=data)
     runs: list[Run] = []
     trials: list[Trial] = []
     probes: Probes | None = None
@@ -104,8 +109,8 @@ def tune(
                 budget_s=parse_seconds(budget),
                 planner=planner,
             )
-            spec = WorkloadSpec(spec=workload, data=data, items=None if ":" in workload else items)
-            plan = choose(spec, request, on_event=follow)
+            bounded = source if source.from_function else WorkloadSpec(spec=workload, data=data, items=items)
+            plan = choose(bounded, request, on_event=follow)
         except (StokerError, Interrupted) as error:
             if save is not None and (runs or trials):
                 interrupted = isinstance(error, Interrupted)

@@ -10,16 +10,25 @@ from stoker.records import Cpu, Throttling
 
 
 def read(root: Path = SLASH) -> Cpu:
-    allowed, limit = affinity(root), quota(root)
     return Cpu(
         model=_model(root),
         logical=_logical(root),
         physical=_physical(root),
-        affinity=allowed,
-        quota=limit,
-        usable=float(allowed) if limit is None else min(float(allowed), limit),
+        affinity=affinity(root),
+        quota=quota(root),
+        usable=usable(root),
         throttling=throttling(root),
     )
+
+
+def usable(root: Path = SLASH) -> float:
+    """The CPUs that we can use: the smaller of affinity and quota."""
+    return min(float(affinity(root)), quota(root) or float("inf"))
+
+
+def worker_processes(root: Path = SLASH) -> int:
+    """How many processes can compute at the same time: the usable CPUs, rounded, and at least one."""
+    return max(1, round(usable(root)))
 
 
 def affinity(root: Path = SLASH) -> int:

@@ -154,7 +154,7 @@ _MODULES = (
     "torchvision.transforms",
     "stoker.measure.run",
     "stoker.measure.session",
-    "stoker.workload.load",
+    "stoker.workload.spec",
 )
 """What every trial needs, imported once by the server that trials are forked from."""
 _LIBRARIES = ("timm", "transformers")
@@ -370,7 +370,7 @@ def open_workload(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEv
     """The workload itself, in the process that runs it."""
     if isinstance(source, Workload):
         return source
-    from stoker.workload.load import load
+    from stoker.workload.spec import load
 
     def progress(what: str, done: int, of: int) -> None:
         emit(Progress(what=what, done=done, of=of))

@@ -40,7 +40,7 @@ class ModelStep:
     def __init__(self, workload: Workload, mode: Mode, setting: Setting, device: torch.device, *, pinned: bool) -> None:
         self._workload, self._mode, self._setting, self._device = workload, mode, setting, device
         self._pinned = pinned
-        self.on_device = bool(workload.facts.get("on_device"))
+        self.on_device = workload.on_device
         torch.backends.cudnn.benchmark = setting.cudnn_benchmark
         model = calls.make_model(workload).to(device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -71,9 +71,7 @@ def _workload(model: nn.Module, example: Any, loss: Any, optimizer: Any) -> Work
     """The live model as a workload whose items are those of the example."""
     items = _Items(example, calls.count_items(example))
     make = (lambda parameters: optimizer) if isinstance(optimizer, torch.optim.Optimizer) else optimizer
-    return Workload(
-        model=model, dataset=items, loss=loss, optimizer=make, name=type(model).__name__, facts={"example": True}
-    )
+    return Workload(model=model, dataset=items, loss=loss, optimizer=make, name=type(model).__name__, from_example=True)
 
 
 def _made(optimizer: Any) -> Any:

@@ -53,7 +53,7 @@ def answer(source: Workload | WorkloadSpec, question: Question, emit: OnEvent) -
     search = Search(workload, name, mode, question, gpu, emit)
     search.one_at_a_time = card is not None and card.exclusive
     search.free_by_driver_bytes = card.memory_free_bytes if card else 0
-    search.weights_matter = not isinstance(source, WorkloadSpec) or ":" in source.spec
+    search.weights_matter = not isinstance(source, WorkloadSpec) or source.from_function
     elsewhere = gpu is None and question.gpu_memory_bytes is not None and question.device != "cpu"
     if question.method == "trace" or (elsewhere and question.method == "auto"):
         return by_trace(search)

@@ -252,7 +252,7 @@ class Search:
         method: Method,
     ) -> Limit:
         items = self._items
-        is_set = not (self.workload.facts.get("on_device") or self.workload.facts.get("example"))
+        is_set = not (self.workload.on_device or self.workload.from_example)
         if items is not None and most > items and is_set:
             self.notes.append(f"the set has only {items} items: no batch of it can be larger")
         return Limit(

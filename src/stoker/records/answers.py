@@ -11,7 +11,7 @@ from stoker.records.base import Record
 from stoker.records.probes import Probes, Run
 from stoker.records.task import Mode, Precision, Setting
 from stoker.records.trial import Outcome, Problem, Trial
-from stoker.units import format_seconds
+from stoker.units import format_seconds, format_workers
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -201,6 +201,12 @@ class Plan(Record, frozen=True):
     probe_s: float
     algebra: AlgebraAnswer | None = None
 
+    def __repr__(self) -> str:
+        """One line: candidates and predictions would fill pages."""
+        took = f", {format_seconds(self.measured.total_s)} measured" if self.measured else ""
+        workers = format_workers(self.num_workers)
+        return f"<Plan for {self.workload}, {self.mode}: batch {self.batch_size}, {workers}{took}>"
+
     @property
     def gain(self) -> float | None:
         """How many times faster than the current setting, as measured; None if one of them was not run."""
@@ -302,6 +308,12 @@ class Limit(Record, frozen=True):
     attention: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """One line: the probes would fill pages."""
+        low, high = self.interval
+        how = "ran" if self.ran else f"predicted, {low} to {high}"
+        return f"<Limit of {self.workload}, {self.mode}, {self.precision}: batch {self.max_batch}, {how}>"
 
 
 class MethodRow(Record, frozen=True):

@@ -1,21 +1,44 @@
 """The base of all records, and their JSON."""
 
+from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
 
 from stoker.errors import InputError
 
+RENDERERS: dict[str, str] = {
+    "Trial": "stoker.integrations.display:trial_text",
+    "Stalls": "stoker.integrations.display:stalls_text",
+    "Plan": "stoker.integrations.display:plan_text",
+    "Limit": "stoker.integrations.display:limit_text",
+    "MethodComparison": "stoker.integrations.display:comparison_text",
+    "Prediction": "stoker.integrations.display:prediction_text",
+    "Probes": "stoker.integrations.display:probes_text",
+    "Machine": "stoker.integrations.display:machine_text",
+}
+"""The function that makes the text of a record, as `module:function`, by the name of the record's class.
+
+Strings, because these functions are in layers above this one. They are imported when a record is printed.
+"""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen record."""
+    """A frozen record. `str()` gives the command line's table if the class has one in `RENDERERS`, else `repr()`."""
+
+    def __str__(self) -> str:
+        renderer = RENDERERS.get(type(self).__name__)
+        if renderer is None:
+            return repr(self)
+        module, _, function = renderer.partition(":")
+        return str(getattr(import_module(module), function)(self))
 
 
 T = TypeVar("T")
 
 
 def encode(record: Any) -> bytes:
-    """As JSON. A file's name may be no text that JSON can hold: a question mark stands for what it cannot."""
+    """The record as JSON. Question marks replace bytes of file names that are not valid text."""
     try:
         return msgspec.json.encode(record)
     except UnicodeEncodeError:
@@ -31,7 +54,7 @@ def _as_text(data: Any) -> Any:
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """Read a record back; what does not fit is the reader's to see, in one sentence."""
+    """The record in this JSON. Raises InputError if it does not fit."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:

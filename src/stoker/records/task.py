@@ -80,6 +80,11 @@ class WorkloadSpec(Record, frozen=True):
     items: int | None = None
     weights: str | None = None
 
+    @property
+    def from_function(self) -> bool:
+        """Whether `spec` is the user's own function or file; otherwise it is a model's name."""
+        return ":" in self.spec or self.spec.endswith(".py")
+
 
 TaskKind = Literal["profile", "probe", "limit", "tune", "search", "run", "converge"]
 

@@ -8,6 +8,7 @@ from msgspec import field
 from stoker.records.base import Record
 from stoker.records.machine import Machine
 from stoker.records.task import Extent, Mode, Setting, Task
+from stoker.units import format_seconds, format_workers
 
 Outcome = Literal["done", "oom", "crashed", "timed_out", "failed"]
 Clock = Literal["loop", "worker"]
@@ -126,6 +127,13 @@ class Trial(Record, frozen=True):
     when: datetime | None = None
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
+
+    def __repr__(self) -> str:
+        """One line: raw samples would fill pages."""
+        ran, setting = self.workload, self.setting
+        took = f", {self.items} items in {format_seconds(self.total_s)}" if self.items else ""
+        workers = format_workers(setting.num_workers)
+        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, batch {setting.batch_size}, {workers}{took}>"
 
     @property
     def first_batch_s(self) -> float | None:

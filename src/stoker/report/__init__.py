@@ -1,1 +1,1 @@
-"""What to show: tables for people, documents for programs."""
+"""Shows records: tables for the terminal, JSON documents for programs, progress on stderr."""

@@ -1,4 +1,4 @@
-"""JSON documents: a record, and beside its samples the figures derived from them. Reading one back ignores those."""
+"""JSON documents: a record and figures derived from its samples. Reading a document back ignores derived figures."""
 
 import os
 import tempfile
@@ -16,7 +16,7 @@ from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, e
 
 
 def trial_document(trial: Trial, remedies: Sequence[Remedy]) -> dict[str, Any]:
-    """Everything a trial holds, with `share` and `total_s` of each stage, averages of each gauge, and the verdict."""
+    """A trial with the total and share of each stage, the average of each gauge, the verdict and the remedies."""
     span = whole(trial)
     document: dict[str, Any] = msgspec.to_builtins(trial)
     document["first_batch_s"] = trial.first_batch_s
@@ -53,7 +53,7 @@ def _steady_document(span: Span | None) -> dict[str, Any] | None:
 
 
 def stalls_document(stalls: Stalls, remedies: Mapping[str, Sequence[Remedy]]) -> dict[str, Any]:
-    """The three trials and the shares that follow from them. `remedies` are those of each trial, by its source."""
+    """The three trials and the shares of their stalls. `remedies` holds those of each trial by its source."""
     document = {
         "preparation_share": preparation_share(stalls) if stalls.finished else None,
         "fetch_share": fetch_share(stalls) if stalls.finished else None,
@@ -65,12 +65,12 @@ def stalls_document(stalls: Stalls, remedies: Mapping[str, Sequence[Remedy]]) ->
 
 
 def document_of(record: Record) -> dict[str, Any]:
-    """A record that has no derived figures, labelled."""
+    """A record without derived figures."""
     return labelled(record, msgspec.to_builtins(record))
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """A plan, with the figures derived from its samples beside them."""
+    """A plan with the figures derived from its samples."""
     document: dict[str, Any] = msgspec.to_builtins(plan)
     document["gain"] = plan.gain
     document["line"] = plan.line
@@ -108,14 +108,14 @@ def to_json(document: Any) -> str:
 
 
 def _umask() -> int:
-    """What new files of this person are not to allow; asking is setting it."""
+    """The user's umask. It can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def save(document: Any, path: Path) -> None:
-    """Write a document whole or not at all."""
+    """Write a document completely or not at all. Raises MachineError if the file cannot be written."""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:

@@ -1,1 +1,1 @@
-"""What we run: a model, its data, and the step between them."""
+"""The workload: a model, its data, and the step."""

@@ -1,4 +1,4 @@
-"""Batches of any shape a collate function may give: split, moved, counted and weighed."""
+"""Batches of any structure that a collate function may return: split, moved to a device, counted, and their bytes."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
@@ -15,9 +15,9 @@ _ATOMS = (str, bytes, int, float, bool, complex, type(None))
 
 
 def split(batch: Any) -> tuple[Any, Any]:
-    """The inputs and the target; None where the batch has no target.
+    """The inputs and the target. The target is None if the batch has none.
 
-    A mapping keeps its labels among the inputs too: a model that computes its own loss is called with them.
+    The inputs of a mapping include the labels, because a model may compute its own loss from them.
     """
     if isinstance(batch, Mapping):
         return batch, next((batch[name] for name in TARGET_NAMES if name in batch), None)
@@ -33,7 +33,7 @@ def split(batch: Any) -> tuple[Any, Any]:
 
 
 def without_target(inputs: Any) -> Any:
-    """A mapping less its labels; anything else as it is."""
+    """A mapping without its labels; other inputs unchanged."""
     if not isinstance(inputs, Mapping):
         return inputs
     return {name: value for name, value in inputs.items() if name not in TARGET_NAMES}
@@ -42,8 +42,10 @@ def without_target(inputs: Any) -> Any:
 def to_device(
     batch: Any, device: torch.device | str, *, non_blocking: bool = False, channels_last: bool = False
 ) -> Any:
-    """The batch with every tensor in it on the device, in containers of the same kinds; images and clips in
-    channels-last order where that is asked for."""
+    """The batch with every tensor on the device, in containers of the same types.
+
+    `channels_last` applies to images and clips only.
+    """
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -58,7 +60,7 @@ def to_device(
 
 
 def mapped(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The batch with every tensor changed, in containers of the same kinds."""
+    """The batch with every tensor changed, in containers of the same types."""
 
     def walk(value: Any) -> Any:
         return change(value) if isinstance(value, torch.Tensor) else _rebuild(value, walk)
@@ -78,12 +80,12 @@ def _move_tensor(
 def _move_object(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
     try:
         return value.to(device, non_blocking=non_blocking)
-    except TypeError:  # many a batch class of people's own takes the device alone
+    except TypeError:  # many users' batch classes take only the device
         return value.to(device)
 
 
 def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same kind with each part changed; what is no container comes back as it is."""
+    """A container of the same type with each part changed; other values unchanged."""
     if isinstance(value, Mapping):
         changed = {name: change(part) for name, part in value.items()}
         if not isinstance(value, MutableMapping):
@@ -100,14 +102,14 @@ def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         like: Any = copy.copy(value)
         for part in fields(value):
-            # not `replace`: it would run the owner's __init__ again, and cannot set fields that __init__ does not take
+            # `replace` would run __init__ again, and it cannot set fields that __init__ does not take.
             object.__setattr__(like, part.name, change(getattr(value, part.name)))
         return like
     return value
 
 
 def count_items(batch: Any) -> int:
-    """How many items a batch holds. A tensor says it best; a list may hold one value an item or several inputs."""
+    """How many items a batch holds: a tensor's first dimension, else the length of a list with one value an item."""
     inputs, target = split(batch)
     for part in (inputs, target):
         if isinstance(part, torch.Tensor) and part.dim():
@@ -135,7 +137,7 @@ def _count(value: Any) -> int | None:
 
 
 def _count_sequence(values: list[Any] | tuple[Any, ...]) -> int | None:
-    """A list is one value an item (targets of detection, images of several sizes), or several batched inputs."""
+    """A list holds one value an item (targets of detection, images of several sizes) or several batched inputs."""
     if not values or all(isinstance(value, Mapping | str | bytes | int | float) for value in values):
         return len(values)
     counts = {_count(value) for value in values}
@@ -145,7 +147,7 @@ def _count_sequence(values: list[Any] | tuple[Any, ...]) -> int | None:
 
 
 def batch_bytes(batch: Any) -> int:
-    """What the tensors, arrays and strings of a batch hold, in bytes."""
+    """The bytes of all tensors, arrays and strings in a batch."""
     if isinstance(batch, torch.Tensor | np.ndarray | np.generic):
         return int(batch.nbytes)
     if isinstance(batch, bytes):

@@ -1,4 +1,4 @@
-"""A person's model, lent for a run and given back as it was: parameters, buffers, gradients, training flags, chance."""
+"""Borrows a live model for a run, and restores its parameters, buffers, gradients, training flags and random states."""
 
 import random
 import sys
@@ -12,9 +12,9 @@ from torch import nn
 
 @contextmanager
 def borrowed(model: nn.Module) -> Iterator[nn.Module]:
-    """Use a model as if it were ours. What a step or a move to another device changes goes back, whatever happens.
+    """Use a live model. All that a step or a move to another device changes is restored, also after an error.
 
-    Costs a copy of the parameters and buffers on the host.
+    This needs a copy of the parameters and buffers in host memory.
     """
     with ExitStack() as stack:
         for give_back in (*_random_states(), *_cudnn_flags(), *_flags(model), *_tensors(model)):
@@ -24,7 +24,7 @@ def borrowed(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def borrowed_optimizer(optimizer: Any) -> Iterator[None]:
-    """Use a live optimizer, and give its state back as it was; anything else that is not one is left alone."""
+    """Use a live optimizer and restore its state. Other objects, such as an optimizer's class, are left alone."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         yield
         return
@@ -40,7 +40,7 @@ def borrowed_optimizer(optimizer: Any) -> Iterator[None]:
 
 
 def _kept(value: Any) -> Callable[[], Any]:
-    """How to have a piece of state back: the same tensor, with what it held."""
+    """A function that returns a piece of state as it is now: the same tensor, with the same values."""
     if not isinstance(value, torch.Tensor):
         return lambda: value
     held = value.detach().to("cpu", copy=True)
@@ -104,7 +104,7 @@ def _restore_parameter(parameter: nn.Parameter) -> Callable[[], None]:
     give_back_gradient = None if gradient is None else _restore_data(gradient)
 
     def give_back() -> None:
-        parameter.grad = None  # one of the run's may have another type or device, which the old data would refuse
+        parameter.grad = None  # a gradient of the run may have another type or device than the old data
         give_back_data()
         if give_back_gradient is not None:
             give_back_gradient()
@@ -114,7 +114,7 @@ def _restore_parameter(parameter: nn.Parameter) -> Callable[[], None]:
 
 
 def _restore_data(tensor: torch.Tensor) -> Callable[[], None]:
-    """`Module.to` swaps the data inside its tensors, and a step writes into it: both are undone."""
+    """Restore a tensor's data. `Module.to` replaces the data and a step writes into it; both are undone."""
     data = tensor.data
     kept = data.to("cpu", copy=True)
 

@@ -1,4 +1,4 @@
-"""How a workload's model, loss and optimizer are made and called on a batch; nothing here is timed or repeated."""
+"""Makes a workload's model, dataset and optimizer, and calls model and loss on a batch. Nothing here is timed."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from stoker.workload.batch import to_device as to_device
 from stoker.workload.batch import without_target
 from stoker.workload.workload import Workload
 
-# What the auxiliary heads of the two inceptions weigh in the loss, as in the papers that brought them.
+# Weights of the auxiliary heads' losses, from the papers that introduced the two models.
 _AUXILIARY_WEIGHT = {"InceptionOutputs": 0.4, "GoogLeNetOutputs": 0.3}
 _SGD_LEARNING_RATE = 0.01
 
@@ -25,10 +25,10 @@ _SGD_LEARNING_RATE = 0.01
 
 
 def make(thing: Any) -> Any:
-    """What a part of a workload stands for: a class or function is called, an object is used as it is."""
+    """The object that a part of a workload stands for: classes and functions are called, others used as they are."""
     if isinstance(thing, type):
         return thing()
-    if isinstance(thing, nn.Module | Dataset):  # a module can be called, but is no maker of modules
+    if isinstance(thing, nn.Module | Dataset):  # a module is callable, but does not make modules
         return thing
     if hasattr(type(thing), "__getitem__") or hasattr(type(thing), "__iter__"):
         return thing
@@ -36,7 +36,7 @@ def make(thing: Any) -> Any:
 
 
 def model_bytes(model: nn.Module) -> int:
-    """What its weights and buffers take."""
+    """The size of all parameters and buffers."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
@@ -64,7 +64,7 @@ def make_dataset(workload: Workload, part: Literal["train", "validation"] = "tra
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> Any:
-    """The workload's optimizer over what is to be trained; plain SGD with momentum where it has none."""
+    """The workload's optimizer over the trainable parameters; SGD with momentum if it has none."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise InputError("the model has no parameters that require a gradient, so there is nothing to train")
@@ -84,7 +84,7 @@ def make_optimizer(workload: Workload, model: nn.Module) -> Any:
 def forward(workload: Workload, model: nn.Module, inputs: Any) -> Any:
     """Call the model on a batch's inputs: a tensor, several inputs, or a mapping of keyword arguments.
 
-    Labels reach the model only where it has to compute the loss itself: in training, without a loss of the workload's.
+    The model receives labels only if it has to compute the loss itself: in training, without a loss in the workload.
     """
     if workload.loss is not None or not model.training:
         inputs = without_target(inputs)
@@ -98,7 +98,7 @@ def forward(workload: Workload, model: nn.Module, inputs: Any) -> Any:
 
 
 def loss_of(workload: Workload, output: Any, target: Any) -> torch.Tensor:
-    """The loss of a forward pass, one number to go backward from."""
+    """The loss of a forward pass, a tensor of one number. Raises InputError if there is none."""
     if workload.loss is None:
         return _own_loss(output)
     if target is None:
@@ -116,12 +116,12 @@ def loss_of(workload: Workload, output: Any, target: Any) -> torch.Tensor:
 
 
 def step_loss(result: Any) -> torch.Tensor | None:
-    """What the person's own step returned: a loss to go backward from, or None where the step did all of it."""
+    """What the user's own step returned: a loss, or None if the step made the backward pass and the update itself."""
     return None if result is None else _one_number(result)
 
 
 def logits_of(output: Any) -> Any:
-    """The prediction inside what a model returned: transformers' outputs, named tuples, and segmentation's mapping."""
+    """The logits in a model's output, which may be a tensor, a mapping or an object of transformers."""
     if isinstance(output, torch.Tensor):
         return output
     if isinstance(output, Mapping):
@@ -130,7 +130,7 @@ def logits_of(output: Any) -> Any:
 
 
 def top1(output: Any, target: Any) -> torch.Tensor:
-    """The share of a batch whose likeliest class is the target, left on the device it was computed on."""
+    """The share of a batch whose most likely class is the target, as a tensor on the model's device."""
     logits: torch.Tensor = logits_of(output)
     return torch.eq(logits.argmax(dim=1), target).float().mean()
 

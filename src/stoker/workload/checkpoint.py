@@ -1,4 +1,4 @@
-"""Weights from a file into a model: safetensors or a state dict, never code, and one sentence where they do not fit."""
+"""Loads weights from safetensors or a state dict into a model. No code in the file is run. Misfits raise InputError."""
 
 import pickle
 import re
@@ -17,7 +17,7 @@ State = dict[str, torch.Tensor]
 
 _NESTED_UNDER = ("state_dict", "model_state_dict", "model")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
-# Names that files of years ago still carry: torchvision's densenets, and the layer norms of the first BERT files.
+# Old names in published files: torchvision's densenets, and layer norms in the first BERT files.
 _OLD_NAMES = (
     (re.compile(r"\.(norm|conv)\.([12])\."), r".\1\2."),
     (re.compile(r"\.gamma$"), ".weight"),
@@ -27,7 +27,7 @@ _REFUSED = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def read(path: Path) -> State:
-    """The tensors of a weights file by name, on the host."""
+    """The tensors of a weights file by name, in host memory. Raises InputError if the file holds anything else."""
     if not path.is_file():
         what = "is a folder; name the file in it" if path.is_dir() else "does not exist"
         raise InputError(f"the weights file {path} {what}")
@@ -44,14 +44,14 @@ def _read_safetensors(path: Path) -> Any:
     safetensors = optional("safetensors.torch", extra="hf")
     try:
         return safetensors.load_file(path)
-    except Exception as error:  # the package's own error class is not part of its public interface
+    except Exception as error:  # the package's error class is not public
         raise InputError(f"{path} is not a safetensors file: {_first_line(error)}") from None
 
 
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # noise that is read as a pickle ends in whatever error its bytes lead to
+    except Exception as error:  # random bytes read as a pickle can raise anything
         refused = _REFUSED.search(str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if refused is None:
             raise InputError(f"{path} is not a file that torch.save wrote, or it is damaged") from error
@@ -62,7 +62,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def rename(state: State, model: nn.Module) -> State:
-    """The same tensors under the names the model has: without wrappers' prefixes, and with today's spelling."""
+    """The same tensors under the model's names: without prefixes of wrappers, and with old names replaced."""
     wanted = set(model.state_dict())
     for prefix in _WRAPPERS:
         if all(name.startswith(prefix) for name in state) and not any(name.startswith(prefix) for name in wanted):
@@ -82,7 +82,7 @@ def _today(name: str, wanted: set[str]) -> str:
 
 
 def classes(state: State, model: nn.Module) -> int | None:
-    """How many classes the file's head has, where that is all that differs from the model."""
+    """The number of classes of the file's head, if only the head differs from the model; otherwise None."""
     different = [(state[name], tensor) for name, tensor in model.state_dict().items() if _differs(state, name, tensor)]
     sizes = {theirs.shape[0] if theirs.dim() else 0 for theirs, _ in different}
     same_otherwise = all(theirs.shape[1:] == ours.shape[1:] for theirs, ours in different)
@@ -90,7 +90,7 @@ def classes(state: State, model: nn.Module) -> int | None:
 
 
 def load(state: State, model: nn.Module, *, path: Path, name: str, head_may_be_new: bool = False) -> None:
-    """Copy the tensors into the model; all must be there (`head_may_be_new`: all of its base model)."""
+    """Copy the tensors into the model. Raises InputError if any (`head_may_be_new`: of the base model) is missing."""
     own = model.state_dict()
     if not own.keys() & state.keys():
         raise InputError(f"{path} holds another model's weights: it has none of {name}'s, only {_some(list(state))}")

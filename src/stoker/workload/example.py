@@ -1,4 +1,4 @@
-"""The largest item that a dataset gives, and batches made of it: what memory must hold at worst."""
+"""The largest item of a dataset, and batches made of it: the worst case for memory."""
 
 from collections.abc import Iterator
 from time import perf_counter
@@ -15,11 +15,11 @@ from stoker.workload.workload import Workload
 EXAMPLE_ITEMS = 3
 _MORE_ITEMS = 5
 _ALIKE_ITEMS = 64
-"""So many items of one size are taken for a set of one size."""
+"""If this many items have one size, we assume that all have it."""
 
 
 class Example(NamedTuple):
-    """A small batch of the largest item among the `seen` first ones, of as many as the set has (`of`)."""
+    """A small batch of the largest item among the first `seen` of a set of `of` items (None: of unknown size)."""
 
     batch: Any
     item: Any
@@ -29,14 +29,14 @@ class Example(NamedTuple):
     of: int | None
 
     def sized(self, batch_size: int, device: torch.device, *, channels_last: bool = False) -> Any:
-        """A batch of that size on the device; what it takes there is what a real one would."""
+        """A batch of that size on the device, which takes as much memory there as a real one."""
         if not self.grows:
             return calls.to_device(collated(self.workload, [self.item] * batch_size), device)
         return grown(self.batch, EXAMPLE_ITEMS, batch_size, device, channels_last=channels_last)
 
     @property
     def note(self) -> str | None:
-        """What to say where the largest item of the set may not have been seen."""
+        """A note for the user if a larger item may exist than the ones seen; otherwise None."""
         if self.seen <= _ALIKE_ITEMS or self.seen == self.of:
             return None
         of = f" of {self.of}" if self.of is not None else ""
@@ -46,7 +46,7 @@ class Example(NamedTuple):
 def worst_example(
     workload: Workload, part: Literal["train", "validation"] = "train", *, within_s: float = 1.0
 ) -> Example:
-    """Look for the largest item: a few where all are alike, as many as time allows where they are not."""
+    """Look for the largest item: among a few if all have one size, otherwise among as many as `within_s` allows."""
     dataset = calls.make_dataset(workload, part)
     deadline = perf_counter() + within_s
     worst, seen = None, 0
@@ -73,8 +73,10 @@ def collated(workload: Workload, items: list[Any]) -> Any:
 
 
 def grown(batch: Any, items: int, batch_size: int, device: torch.device, *, channels_last: bool = False) -> Any:
-    """A batch of `items` as one of `batch_size`, made on the device of the same items again and again: a loss may take
-    only values between 0 and 1, an index must be one of the table's."""
+    """A batch of `items` enlarged to `batch_size` on the device by repeating its items.
+
+    Repeated items stay valid, random values would not: a loss may need values between 0 and 1, an index its table.
+    """
 
     def grow(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.dim() or tensor.shape[0] != items:
@@ -90,7 +92,7 @@ def grown(batch: Any, items: int, batch_size: int, device: torch.device, *, chan
 
 @torch.no_grad()
 def _filled(made: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Written in place, by what is there already: nothing else is asked of the device's memory."""
+    """Fill in place by doubling, so that nothing else is allocated on the device."""
     there = min(len(rows), len(made))
     made[:there].copy_(rows[:there])
     while 0 < there < len(made):
@@ -101,7 +103,7 @@ def _filled(made: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _items(dataset: Any, workload: Workload | None) -> Iterator[Any]:
-    """In the order of the workload's own sampler, where it has one: its keys need not be numbers."""
+    """Items in the order of the workload's own sampler if it has one, because its keys need not be numbers."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return iter(dataset)
     if workload is not None and workload.batch_sampler is not None:
@@ -114,7 +116,7 @@ def _items(dataset: Any, workload: Workload | None) -> Iterator[Any]:
 
 
 def _grows(few: Any, more: Any) -> bool:
-    """Whether a batch differs from a smaller one in the first dimension of its tensors alone."""
+    """Whether two batches of different sizes differ only in the first dimension of their tensors."""
     shapes: list[list[torch.Size]] = []
     for batch in (few, more):
         found: list[torch.Size] = []

@@ -1,4 +1,4 @@
-"""Models of transformers by name, from configurations written here, kept in a folder, or cached by a download."""
+"""Models of transformers by name, with configurations from the table below, a folder, or the download cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from stoker.packages import optional
 _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 _ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
-# Name on the hub -> the configuration class of transformers, and what differs from its defaults.
+# Name on the hub -> class of the configuration in transformers, and the values that differ from its defaults.
 _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-base-uncased": ("BertConfig", {}),
     "bert-base-cased": ("BertConfig", {"vocab_size": 28996}),
@@ -52,7 +52,7 @@ def facts(name: str) -> HfFacts:
     pad_id = getattr(config, "pad_token_id", None)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and config.model_type in ("roberta", "camembert", "xlm-roberta"):
-        positions -= (pad_id or 0) + 1  # RoBERTa counts positions from past the padding's id
+        positions -= (pad_id or 0) + 1  # RoBERTa's positions start after the padding id
     return HfFacts(
         family=family,
         classes=config.num_labels,
@@ -64,7 +64,7 @@ def facts(name: str) -> HfFacts:
 
 
 def build(name: str, classes: int | None) -> nn.Module:
-    """A classifier with random weights; nothing is downloaded, and no code but transformers' own runs."""
+    """A classifier with random weights. Nothing is downloaded, and only code of transformers itself runs."""
     transformers = optional("transformers", extra="hf")
     config, family = _config(name)
     if classes is not None:
@@ -79,7 +79,7 @@ def _config(name: str) -> tuple[Any, Literal["text", "image"]]:
     config = _known_config(transformers, name) or _local_config(transformers, name)
     if type(config) in transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         if getattr(config, "pad_token_id", None) is None:
-            config.pad_token_id = 0  # without one, a decoder refuses batches of more than one text
+            config.pad_token_id = 0  # without one, decoders refuse batches of several texts
         return config, "text"
     if type(config) in transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:
         return config, "image"
@@ -110,7 +110,7 @@ def _local_config(transformers: Any, name: str) -> Any:
 
 
 def unknown(name: str) -> str:
-    """One sentence about a name that is neither known here nor cached."""
+    """The error sentence for a name that is neither in the table nor cached."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, names(), n=3, cutoff=0.5) or list(_KNOWN)[:4]

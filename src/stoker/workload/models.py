@@ -1,4 +1,4 @@
-"""Models by name: what each one takes, how it is called, and the model itself, with random weights or a file's."""
+"""Models by name: the data that each one takes, how to call it, and the model with random or loaded weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Family = Literal["image", "video", "text", "segmentation", "detection", "flow"]
 DataKind = Literal["jpeg", "video", "text"]
 
 _IMAGE_SIZE = 224
-# Where torchvision keeps a family, and how many classes its models have; everything else classifies images.
+# Folders of torchvision, with their family and number of classes. All other models classify images.
 _TORCHVISION_FOLDERS: Mapping[str, tuple[Family, int]] = {
     "detection": ("detection", 91),
     "segmentation": ("segmentation", 21),
@@ -30,7 +30,7 @@ _TORCHVISION_FOLDERS: Mapping[str, tuple[Family, int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelKind:
-    """What a model takes. `classes` is what its head has when nobody asks for another number."""
+    """The data that a model takes. `classes` is the default size of its head."""
 
     name: str
     source: Source
@@ -44,17 +44,17 @@ class ModelKind:
 
     @property
     def medium(self) -> Literal["image", "video", "text"]:
-        """What its items are."""
+        """The kind of its items."""
         return "image" if self.data == "jpeg" else self.data
 
     @property
     def trainable(self) -> bool:
-        """Whether cross entropy fits what it gives; the other families need losses and targets of their own."""
+        """Whether cross entropy fits its output. The other families need their own losses and targets."""
         return self.family in ("image", "video", "text")
 
 
 def describe(name: str) -> ModelKind:
-    """What a named model takes, without building it."""
+    """The data that a named model takes. Does not build the model. Raises InputError for an unknown name."""
     source, rest = _parse(name)
     if source == "timm":
         return _describe_timm(rest)
@@ -66,8 +66,8 @@ def build(
 ) -> nn.Module:
     """The model, with random weights or those of a file.
 
-    `classes` is the size of its head; without it the head is the file's or the model's own, but no smaller than
-    `least_classes`, which is what the targets need.
+    `classes` is the size of the head. Without it the head has the size of the file's or the model's own, but at least
+    `least_classes`, which the targets need. Raises InputError if the file does not fit.
     """
     kind = describe(name)
     too_few = classes is None and kind.trainable and kind.classes < (least_classes or 0)
@@ -84,22 +84,22 @@ def build(
 
 
 def forward_of(kind: ModelKind) -> Callable[[Any, Any], Any] | None:
-    """How a batch of images is given to a model that does not simply take them; None where it does."""
+    """How to call a model that does not take a batch of images directly; None if it does."""
     return {"detection": detect, "flow": flow}.get(kind.family)
 
 
 def detect(model: Any, images: torch.Tensor) -> Any:
-    """Detectors take a list, because their images may differ in size."""
+    """Call a detector, which takes a list because its images may differ in size."""
     return model(list(images))
 
 
 def flow(model: Any, images: torch.Tensor) -> Any:
-    """Optical flow needs two frames: each image and the batch's next one."""
+    """Call a model of optical flow with two frames: each image and the next one in the batch."""
     return model(images, images.roll(1, dims=0))
 
 
 def names() -> list[str]:
-    """Every name that needs no other package: torchvision's, and the ones of transformers that are built in."""
+    """Every name that needs no download: all of torchvision, and the table of transformers' models."""
     return [*torchvision.models.list_models(), *(f"hf/{name}" for name in huggingface.names())]
 
 
@@ -161,11 +161,11 @@ def _torchvision_builder(name: str) -> Callable[..., nn.Module]:
 def _construct_torchvision(kind: ModelKind, classes: int | None) -> nn.Module:
     options: dict[str, Any] = {"weights": None}
     if kind.family in ("detection", "segmentation"):
-        options["weights_backbone"] = None  # its default is a download
+        options["weights_backbone"] = None  # the default would download weights
     if kind.name.startswith("quantized_"):
         options["quantize"] = False
     if kind.name.removeprefix("quantized_") in ("googlenet", "inception_v3"):
-        options["init_weights"] = False  # the default is slow, warns, and draws no better random numbers
+        options["init_weights"] = False  # the default is slow and warns, for equally random weights
     if classes is not None:
         options["num_classes"] = classes
     return _torchvision_builder(kind.name)(**options)

@@ -1,7 +1,7 @@
-"""A workload as its owner describes it: model, data, and the step between them."""
+"""The user's description of what to run: model, data, and the training or inference step."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,23 @@ from stoker.records import Mode
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What to run. `model` and the datasets are objects or functions that make them (made in the trial's own process).
+    """What to run.
 
-    A batch is what the loader gives: `(inputs, target)` (of several values the last is the target), inputs alone, or a
-    mapping of keyword arguments (with `labels`). A loss of `torch.nn` is given the logits; one of your own, whatever
-    the model returned; without one, a model that returns its loss (as transformers' do) trains on that.
+    `model`, `dataset` and `validation` are objects, or functions that make them. A function is called in the run's own
+    process.
+
+    A batch is what the loader yields: `(inputs, target)` (of several values the last is the target), inputs alone, or a
+    mapping of keyword arguments (with `labels`). A loss from `torch.nn` receives the logits, your own loss what the
+    model returned. Without a loss, a model that returns its loss (as those of transformers do) trains on that.
+
     `optimizer` is called with the parameters to train, as `torch.optim.AdamW` is. `step(model, batch)` replaces the
-    forward pass and the loss: where it returns a loss, backward and update follow; where it returns None, it did them.
-    `forward(model, inputs)` replaces the call of the model alone. `metric(output, target)` scores a validation batch.
-    `files` names the files that the dataset reads, so that a cold run can be made of a dataset we do not know.
+    forward pass and the loss. If it returns a loss, backward and update follow; if it returns None, it did them itself.
+    `forward(model, inputs)` replaces only the call of the model. `metric(output, target)` scores a validation batch.
+    `files` lists the files that the dataset reads, so that a cold run can evict them from the page cache.
+
+    `on_device` says that batches lie on the device already, `from_example` that the dataset repeats an example batch.
+
+    Raises InputError for a missing model or dataset, and for a part that cannot be called.
     """
 
     model: Any
@@ -37,7 +45,8 @@ class Workload:
     files: Callable[[], Iterable[str | Path]] | Sequence[str | Path] | None = None
     name: str = "workload"
     data_name: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    on_device: bool = False
+    from_example: bool = False
 
     def __post_init__(self) -> None:
         if self.model is None or self.dataset is None:
@@ -51,7 +60,7 @@ class Workload:
             raise InputError("a workload takes a sampler or a batch_sampler, not both")
 
     def default_mode(self) -> Mode:
-        """Train where it can: with a loss, or a step of its owner's and an optimizer."""
+        """`train` with a loss, or with its own step and an optimizer; otherwise `infer`."""
         return "train" if self.loss is not None or (self.step is not None and self.optimizer is not None) else "infer"
 
     def with_(self, **changes: Any) -> "Workload":

@@ -29,7 +29,7 @@ def test_random_items_make_a_batch(kind: str, shape: tuple[int, ...]) -> None:
 
 
 def test_an_unknown_kind_names_the_known_ones() -> None:
-    with pytest.raises(InputError, match="'jpgs' is no data that we know and no folder that is there; known: jpeg, "):
+    with pytest.raises(InputError, match=r"'jpgs' is neither a known kind of data nor an .* folder; known: jpeg, "):
         open_data("jpgs", part="train", mode="infer")
 
 

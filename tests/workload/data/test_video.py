@@ -11,11 +11,9 @@ from torch.utils.data import DataLoader
 
 from stoker.errors import MissingPackage
 from stoker.marks import Recorder, record_into
-from stoker.workload.data import clips
-from stoker.workload.data.clips import FRAMES, read_clip
 from stoker.workload.data.images import CorruptItem
 from stoker.workload.data.open import OpenedData, open_data
-from stoker.workload.data.video import draw_frames
+from stoker.workload.data.video import FRAMES, draw_frames, read_clip, transform_for
 
 av = pytest.importorskip("av")
 
@@ -166,5 +164,5 @@ def colours(data: OpenedData) -> list[tuple[torch.Tensor, int]]:
 
 
 def test_another_size_keeps_its_proportions() -> None:
-    resize, crop, *_ = clips.transform_for("infer", 224).transforms
+    resize, crop, *_ = transform_for("infer", 224).transforms
     assert (list(resize.size), crop.size) == ([256, 342], (224, 224))

@@ -1,1 +1,1 @@
-"""One view a command."""
+"""The table of each command, one file a command."""

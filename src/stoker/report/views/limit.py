@@ -1,4 +1,4 @@
-"""The largest batch, as people read it."""
+"""The tables of `stoker limit`."""
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -37,8 +37,8 @@ def _rows(limit: Limit) -> dict[str, str]:
     if limit.unseen:
         rows["not counted"] = ", ".join(limit.unseen)
     for remedy in limit.remedies:
-        told = f", {remedy.predicted_batch} predicted" if remedy.predicted_batch else ""
-        rows[remedy.what] = f"{remedy.max_batch} ran{told}: {remedy.how}"
+        predicted = f", {remedy.predicted_batch} predicted" if remedy.predicted_batch else ""
+        rows[remedy.what] = f"{remedy.max_batch} ran{predicted}: {remedy.how}"
     return rows
 
 
@@ -56,8 +56,8 @@ def _how(limit: Limit) -> str:
         return "Every size was tried in a process of its own." if limit.method != "auto" else "Predicted, then run."
     if limit.method == "trace":
         return (
-            "Predicted, not run: one step was followed on a GPU that is not there. The CUDA context and other "
-            "processes take their share beside this; the lower end of the interval is the careful choice."
+            "Predicted, not run: one step was traced on a simulated GPU. The CUDA context and other processes need "
+            "memory beside this. The lower end of the interval is the careful choice."
         )
     return "Estimated, not run."
 
@@ -91,5 +91,5 @@ def comparison_view(comparison: MethodComparison) -> RenderableType:
         error = "-" if row.error is None else f"{row.error:+.1%}"
         tries = str(len(row.limit.probes)) if row.limit.probes else "-"
         table.add_row(row.method, str(row.limit.max_batch), error, format_seconds(row.limit.seconds), tries)
-    told = Text("error: (estimate − truth) / truth; the truth is what search ran.", style="dim")
-    return Group(Text(comparison.workload, style="bold"), Text(), table, Text(), told, *problems)
+    legend = Text("error: (estimate − truth) / truth; the truth is the largest batch that search ran.", style="dim")
+    return Group(Text(comparison.workload, style="bold"), Text(), table, Text(), legend, *problems)

@@ -1,4 +1,4 @@
-"""The doctor's table: what the machine has, and what will break a run on it."""
+"""The table of `stoker doctor`: what the machine has, and what would break a run."""
 
 from rich import box
 from rich.console import Group, RenderableType

@@ -1,4 +1,4 @@
-"""A plan as people read it: what to set, how much faster, why, and what was ruled out."""
+"""The table of `stoker tune`: what to set, how much faster it is, why, and what was ruled out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def plan_view(plan: Plan) -> RenderableType:
 
 
 def remedy_lines(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """What would help, the best first."""
+    """The remedies, the best first."""
     if not remedies:
         return []
     lines: list[RenderableType] = [Text("What would help, as predicted:", style="bold")]
@@ -51,19 +51,19 @@ def _heading(plan: Plan) -> Text:
 
 
 def _summary(plan: Plan) -> str:
-    said = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
+    text = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
     if plan.accumulate > 1 or plan.gpus > 1:
         whole = plan.batch_size * plan.accumulate * plan.gpus
-        said += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
+        text += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
     if plan.measured is not None:
-        said += f": {format_seconds(plan.measured.total_s)} measured"
+        text += f": {format_seconds(plan.measured.total_s)} measured"
         if plan.objective.kind == "throughput":
-            said += f" ({plan.measured.steady_items_per_s:,.1f} items/s)"
+            text += f" ({plan.measured.steady_items_per_s:,.1f} items/s)"
     if plan.predicted is not None:
-        said += f", {format_seconds(plan.predicted_s)} predicted"
+        text += f", {format_seconds(plan.predicted_s)} predicted"
     if plan.gain is not None:
-        said += f"; {plan.gain:.2f} times as fast as the current setting"
-    return said + "."
+        text += f"; {plan.gain:.2f} times as fast as the current setting"
+    return text + "."
 
 
 def _table(plan: Plan) -> Table:

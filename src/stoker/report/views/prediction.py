@@ -1,4 +1,4 @@
-"""Predictions as people read them: one setting, or the whole landscape."""
+"""The tables of `stoker predict` and `stoker probe`: one setting, all settings, or the probes."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,11 @@ from stoker.records import Prediction, Probes
 from stoker.units import format_seconds, format_workers
 
 
-def prediction_view(found: Prediction, probes: Probes) -> RenderableType:
-    """One setting: its time with the interval, its first batch, its rate, and what limits it."""
+def prediction_view(found: Prediction, probes: Probes | None = None) -> RenderableType:
+    """One setting: its time with the interval, its first batch, its rate, and what limits it.
+
+    `probes` adds the name of the workload and the notes.
+    """
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -26,7 +29,7 @@ def prediction_view(found: Prediction, probes: Probes) -> RenderableType:
     }
     for label, value in rows.items():
         table.add_row(label, value)
-    notes = [Text(f"note: {note}", style="yellow") for note in probes.notes]
+    notes = [Text(f"note: {note}", style="yellow") for note in (probes.notes if probes else ())]
     return Group(_heading(found, probes), Text(), table, *notes)
 
 
@@ -34,14 +37,16 @@ def _span(seconds: float, interval: tuple[float, float]) -> str:
     return f"{format_seconds(seconds)} ({format_seconds(interval[0])} – {format_seconds(interval[1])})"
 
 
-def _heading(found: Prediction, probes: Probes) -> Text:
-    setting, subject = found.setting, probes.subject
-    what = f" · {subject.data} · {subject.mode} on {subject.device} · batch {setting.batch_size}"
-    return Text.assemble((subject.name, "bold"), f"{what}, {format_workers(setting.num_workers)}: predicted")
+def _heading(found: Prediction, probes: Probes | None) -> Text:
+    what = f"batch {found.setting.batch_size}, {format_workers(found.setting.num_workers)}: predicted"
+    if probes is None:
+        return Text(what)
+    subject = probes.subject
+    return Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device} · {what}")
 
 
 def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
-    """Seconds over workers (down) and batch sizes (across), which are fewer; the best in bold."""
+    """Predicted seconds, worker counts down and batch sizes across, the best in bold."""
     sizes = sorted({each.setting.batch_size for each in found})
     counts = sorted({each.setting.num_workers for each in found})
     cells = {(each.setting.batch_size, each.setting.num_workers): each for each in found}
@@ -54,13 +59,13 @@ def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:
         texts = [_cell(cells.get((size, count)), best) for size in sizes]
         table.add_row(str(count), *texts)
     items = f"{best.items:,} items" + (f", {best.epochs} epochs" if best.epochs > 1 else "")
-    said = (
+    summary = (
         f"Best: batch {best.setting.batch_size}, {format_workers(best.setting.num_workers)}, "
         f"{_span(best.total_s, best.interval_s)}, limited by {best.limited_by}."
     )
     subject = probes.subject
     heading = Text.assemble((subject.name, "bold"), f" · {subject.data} · predicted seconds for {items}")
-    return Group(heading, table, Text(said, style="bold"))
+    return Group(heading, table, Text(summary, style="bold"))
 
 
 def _cell(found: Prediction | None, best: Prediction) -> Text:
@@ -71,16 +76,16 @@ def _cell(found: Prediction | None, best: Prediction) -> Text:
 
 
 def probes_view(probes: Probes, path: str | None) -> RenderableType:
-    """What was probed, and where it was kept."""
+    """The probes, and the file that they were written to."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("run", "batch", "workers", "batches", "seconds"):
         table.add_column(title, justify="left" if title == "run" else "right")
     for run in probes.runs:
         cells = (run.batch_size, run.num_workers, len(run.items), f"{run.total_s:.2f}")
         table.add_row(run.kind, *map(str, cells))
-    kept = f", kept in {path}" if path else ""
+    saved = f", saved to {path}" if path else ""
     subject = probes.subject
     heading = Text.assemble(
-        (subject.name, "bold"), f" · {subject.data} · probed in {format_seconds(probes.seconds)}{kept}"
+        (subject.name, "bold"), f" · {subject.data} · probed in {format_seconds(probes.seconds)}{saved}"
     )
     return Group(heading, table, *(Text(f"note: {note}", style="yellow") for note in probes.notes))

@@ -1,4 +1,4 @@
-"""The table of a profiled run, and of the three runs that tell stalls apart."""
+"""The tables of `stoker profile`: one run, or the three runs of `--stalls`."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ _GAUGES = {
 
 
 def profile_view(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) -> RenderableType:
-    """A finished trial: the loop, the workers, the gauges, the verdict; an unfinished one: why."""
+    """A finished trial with its loop, workers, gauges, verdict and remedies, or why a trial did not finish."""
     parts: list[RenderableType] = [_heading(trial)]
     if trial.outcome == "done":
         parts += [_loop_table(trial)]
@@ -82,8 +82,8 @@ def _heading(trial: Trial) -> RenderableType:
 
 
 def _loop_table(trial: Trial) -> Table:
-    """The wall clock, stage by stage, for the whole run and for its steady state."""
-    run, calm = whole(trial), steady(trial)
+    """The wall-clock time by stage, of the whole run and of its steady state."""
+    run, later = whole(trial), steady(trial)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("the loop", "whole run", "share", "steady", "share", "a batch"):
         table.add_column(title, justify="left" if title == "the loop" else "right", no_wrap=True)
@@ -94,11 +94,13 @@ def _loop_table(trial: Trial) -> Table:
     for name, seconds in rows.items():
         if seconds / run.seconds < _HIDE_BELOW and name not in ("wait", "forward"):
             continue
-        table.add_row(name, format_seconds(seconds), f"{seconds / run.seconds:.1%}", *_steady_cells(calm, name))
+        table.add_row(name, format_seconds(seconds), f"{seconds / run.seconds:.1%}", *_steady_cells(later, name))
     table.add_section()
-    ends = (format_seconds(calm.seconds), "100.0%", format_seconds(calm.seconds / calm.batches)) if calm else ("–",) * 3
+    ends = ("–",) * 3
+    if later:
+        ends = (format_seconds(later.seconds), "100.0%", format_seconds(later.seconds / later.batches))
     table.add_row("total", format_seconds(run.seconds), "100.0%", *ends)
-    rate = f"{calm.items_per_s:,.1f}" if calm else "–"
+    rate = f"{later.items_per_s:,.1f}" if later else "–"
     table.add_row("items/s", f"{run.items_per_s:,.1f}", "", rate, "", "")
     return table
 
@@ -111,7 +113,7 @@ def _steady_cells(span: Span | None, name: str) -> tuple[str, str, str]:
 
 
 def _worker_table(trial: Trial) -> Table:
-    """The time of the worker processes, or of the loop's own loading where there are none."""
+    """The time of the worker processes by stage; without workers, the loading time in the loop's own process."""
     run = whole(trial)
     where = "in the workers" if trial.setting.num_workers else "in the loop's own loading"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -159,7 +161,7 @@ def _gauge_line(trial: Trial, name: str) -> str:
 
 
 def stalls_view(stalls: Stalls) -> RenderableType:
-    """The three runs side by side, and the two stalls."""
+    """The three runs side by side, and the two kinds of stalls. If a run did not finish, why."""
     for trial in (stalls.memory, stalls.cached, stalls.cold):
         if trial.outcome != "done":
             return profile_view(trial, None, ())

@@ -1,6 +1,6 @@
-"""What lies in a folder of class folders: images or videos, their classes, and the parts to train and to validate on.
+"""Reads folders of class folders: images or videos, their classes, and the parts for training and validation.
 
-ImageNet, Imagenette and UCF101 lie so, with `train` and `val` folders above the classes or without.
+This is the layout of ImageNet, Imagenette and UCF101, with or without `train` and `val` folders above the classes.
 """
 
 import os
@@ -28,10 +28,10 @@ _HELD_OUT = 10
 
 
 class Listing:
-    """The files of one part and their labels, in an order in which any first few have all classes.
+    """The files of one part and their labels, with the classes interleaved, so that the first files have all classes.
 
-    Names lie in one array: a million Python strings would be copied into every worker process as it counts its
-    references to them.
+    All names are in one array. With a million Python strings, reference counting would copy the memory pages that hold
+    them into every worker process.
     """
 
     def __init__(self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ class Listing:
         return len(self.labels)
 
     def name(self, index: int) -> str:
-        """The path under the root."""
+        """The path relative to the root."""
         return os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]].tobytes())
 
     def path(self, index: int) -> str:
@@ -62,7 +62,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of class folders, read: what kind of files it holds, and its parts."""
+    """The content of a folder of class folders. `flat` means that there are files but no class folders."""
 
     media: Media
     flat: bool
@@ -71,7 +71,7 @@ class Folder:
 
 @dataclass(frozen=True)
 class _Found:
-    """The files of one media below one folder, by class name; flat where the folder has files and no class folders."""
+    """The files of one media below one folder, by class name."""
 
     root: Path
     by_class: dict[str, list[str]]
@@ -79,7 +79,10 @@ class _Found:
 
 
 def read_folder(root: Path, media: Sequence[Media] = ("images", "videos"), *, parts: Sequence[Part] = PARTS) -> Folder:
-    """List the parts of a folder; where none is there to validate on, one file in ten of each class is held out."""
+    """List the parts of a folder. Without a validation part, one file in ten of each class is held out.
+
+    Raises InputError if the folder has no such files, or if its parts do not have the same classes.
+    """
     if not root.is_dir():
         raise InputError(f"{root} is not a folder")
     below = {entry.name.lower(): Path(entry.path) for entry in _folders(root)}
@@ -105,7 +108,7 @@ def _validation(root: Path, kind: Media, train: _Found) -> Listing:
 
 
 def _find(root: Path, media: Sequence[Media]) -> tuple[Media, _Found]:
-    """The files below a folder, of the media that it has most of."""
+    """The files below a folder, of the media that most of them have."""
     found = [(kind, _find_media(root, EXTENSIONS[kind])) for kind in media]
     kind, best = max(found, key=lambda pair: sum(len(names) for names in pair[1].by_class.values()))
     if not best.by_class:
@@ -131,7 +134,7 @@ def _folders(root: Path) -> list[os.DirEntry[str]]:
 
 
 def _files(folder: str, prefix: str, extensions: frozenset[str]) -> Iterator[str]:
-    """Names under the root, in sorted order, of the files below `folder` that end as they should."""
+    """Sorted names, relative to the root, of the files below `folder` with one of the extensions."""
     with os.scandir(folder) as entries:
         ordered = sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
     for entry in ordered:
@@ -150,7 +153,7 @@ def _split(found: _Found) -> dict[Part, Listing]:
 
 
 def _listing(found: _Found, by_class: dict[str, list[str]], classes: list[str]) -> Listing:
-    """One of each class in turn: rank within the class first, then the class."""
+    """Interleave the classes: sort by rank within the class, then by class."""
     ranked = sorted(
         (rank, label, name) for label, own in enumerate(classes) for rank, name in enumerate(by_class.get(own, ()))
     )

@@ -1,4 +1,4 @@
-"""Image files as a dataset: read, decode, transform, each where a profile can see it."""
+"""Image files as a dataset. Reading, decoding and transforming are separate stages in a profile."""
 
 import io
 import struct
@@ -23,11 +23,11 @@ Transform = Callable[[Any], Any]
 
 
 class CorruptItem(InputError):
-    """An item of a set cannot be read. One string makes it, for DataLoader makes it anew from its message."""
+    """An item of a set cannot be read. It takes one string, because DataLoader recreates errors from their message."""
 
 
 class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Images and their labels; the files repeat where more `items` are wanted than there are."""
+    """Images and their labels. The files repeat if `items` is larger than their number."""
 
     def __init__(self, listing: Listing, transform: Transform, items: int | None = None) -> None:
         self.listing = listing
@@ -48,7 +48,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
 
 
 def place_of(index: int, items: int, files: int) -> int:
-    """Which file is item `index`."""
+    """The number of the file for item `index`."""
     if not -items <= index < items:
         raise IndexError(f"item {index} of {items}")
     return (index % items) % files
@@ -62,7 +62,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def decode(data: bytes, path: str) -> Image.Image:
-    """The picture in a file's bytes; Pillow has many ways to say that there is none."""
+    """The picture in a file's bytes. Pillow raises many types of errors; all become CorruptItem."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return image.convert("RGB")
@@ -76,7 +76,7 @@ def decode(data: bytes, path: str) -> Image.Image:
 
 
 def transform_for(mode: Mode, image_size: int) -> transforms.Compose:
-    """The usual augmentation for training, the usual preprocessing for inference."""
+    """The usual augmentation of ImageNet for training, the usual preprocessing for inference."""
     end = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     if mode == "train":
         return transforms.Compose([transforms.RandomResizedCrop(image_size), transforms.RandomHorizontalFlip(), *end])
@@ -86,5 +86,5 @@ def transform_for(mode: Mode, image_size: int) -> transforms.Compose:
 
 
 def resize_for(image_size: int) -> int:
-    """The shorter side before the crop: 256 for 224, and in proportion."""
+    """The shorter side before the crop: 256 for 224, otherwise in proportion."""
     return round(image_size * 256 / 224)

@@ -1,4 +1,4 @@
-"""Opens data by name: a synthetic set, which is built when it is first asked for, or a folder of the user's."""
+"""Opens data by name: a synthetic set, which is built on first use, or a folder of the user's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from stoker.workload.data.folders import Listing, Part, read_folder
 if TYPE_CHECKING:
     from stoker.workload.data.random_items import Form
 
-# The openers import torch, this module does not: the command line takes the names below from it at every start.
+# Only the openers import torch, so that importing this module stays cheap.
 Kind = Literal["jpeg", "tensors", "packed", "text", "video", "device-image", "device-text", "device-video"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -24,7 +24,7 @@ _RANDOM_ITEMS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedData:
-    """A dataset and what to know about it. `files` lists the files that it reads; `collate_fn` None is the default."""
+    """An opened dataset. `files` lists the files that it reads. `collate_fn` None means PyTorch's default."""
 
     dataset: Any
     classes: int
@@ -47,7 +47,7 @@ class _Wanted:
 
     @property
     def transform_mode(self) -> Mode:
-        """Augmentation is for what is trained on, never for validation."""
+        """Augment only the training part, and only in training."""
         return "train" if self.mode == "train" and self.part == "train" else "infer"
 
     def building(self, default_files: int) -> dict[str, Any]:
@@ -68,9 +68,9 @@ def open_data(
 ) -> OpenedData:
     """Open one of `KINDS`, or a folder of class folders of images or videos, or one that `prepare` made.
 
-    `items` bounds the set; a synthetic set repeats its files where it has fewer. `image_size` is 224 for images and 112
-    for videos where it is not given. `root` holds the synthetic sets in place of the user's cache folder, `files` says
-    how many files to build of one, and `pad_id` is what fills up short texts.
+    `items` limits the size of the set; a synthetic set with fewer files repeats them. `image_size` defaults to 224 for
+    images and 112 for videos. `root` replaces the user's cache folder for synthetic sets, `files` is how many files to
+    build, and `pad_id` fills up short texts. Raises InputError for unknown names and unusable folders.
     """
     for name, value in (("items", items), ("image size", image_size), ("files", files)):
         if value is not None and value < 1:
@@ -145,7 +145,7 @@ def _open_path(kind: str, wanted: _Wanted) -> OpenedData:
     path = Path(kind).expanduser()
     if not path.exists():
         known = [*(name for name in KINDS if not name.startswith("device-")), "device"]
-        raise InputError(f"{kind!r} is no data that we know and no folder that is there; known: {', '.join(known)}")
+        raise InputError(f"{kind!r} is neither a known kind of data nor an existing folder; known: {', '.join(known)}")
     from stoker.workload.data.tensors import read_manifest
 
     if not path.is_dir():
@@ -176,7 +176,7 @@ def _open_images(listing: Listing, wanted: _Wanted, items: int | None, name: str
 
 
 def _open_clips(listing: Listing, wanted: _Wanted, items: int | None, name: str, path: Path) -> OpenedData:
-    from stoker.workload.data.clips import ClipFiles, transform_for
+    from stoker.workload.data.video import ClipFiles, transform_for
 
     mode = wanted.transform_mode
     transform = transform_for(mode, wanted.image_size or _CLIP_SIZE)

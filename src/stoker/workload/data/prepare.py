@@ -1,4 +1,4 @@
-"""Turns a set of images into tensors: preprocessed once, so that a run need only read them."""
+"""Turns a set of images into tensors, so that a run only has to read them."""
 
 import os
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from torch import Tensor
 from stoker.atomic import CACHE_REMEDY, build_folder, data_root, in_parallel, write_file
 from stoker.errors import InputError
 from stoker.events import OnProgress, silent
+from stoker.machine.cpu import worker_processes
 from stoker.workload.data.folders import Folder, Part, read_folder
 from stoker.workload.data.images import MEAN, STD, decode, read_bytes, resize_for, transform_for
 from stoker.workload.data.synthetic import FILES, VERSION, build_jpegs
@@ -22,7 +23,7 @@ _FLOAT = np.dtype(np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What `prepare` made."""
+    """The folder that `prepare` made."""
 
     path: Path
     packed: bool
@@ -35,7 +36,10 @@ class Prepared:
 def prepare(
     source: Path, out: Path, *, packed: bool = False, image_size: int = 224, progress: OnProgress = silent
 ) -> Prepared:
-    """Preprocess every image of `source` into the new folder `out`, with the same classes and parts."""
+    """Preprocess every image of `source` into the new folder `out`, with the same classes and parts.
+
+    Raises InputError if `source` has no images or `out` is not empty, MachineError if the disk is full.
+    """
     _check_out(source, out)
     if read_manifest(source) is not None:
         raise InputError(f"{source} holds prepared tensors already")
@@ -62,7 +66,7 @@ def build_tensors(
     root: Path | None = None,
     progress: OnProgress = silent,
 ) -> Path:
-    """The folder of the synthetic JPEG set as tensors, built where it is not there yet."""
+    """The folder of the synthetic JPEGs as tensors, built if missing."""
     root = root or data_root()
     final = root / f"{'packed' if packed else 'tensors'}-v1-{image_size}px-of-jpeg-v{VERSION}-{files}"
     if not final.is_dir():
@@ -99,7 +103,8 @@ def _make(
     def fill(target: Path) -> None:
         plan = _plan_packed if packed else _plan_files
         tasks = [task for part in folder.parts for task in plan(folder, part, target, shape)]
-        in_parallel(partial(_prepare_one, image_size), tasks, what=f"preparing {source}", progress=progress)
+        work = partial(_prepare_one, image_size)
+        in_parallel(work, tasks, what=f"preparing {source}", progress=progress, processes=worker_processes())
         write_file(target / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
     build_folder(final, fill, needs_bytes=stored_bytes, remedy=remedy, progress=progress)
@@ -109,14 +114,14 @@ def _make(
 
 
 _Task = tuple[str, str, int | None]
-"""The image's path, the file that its values go to, and at which byte (None: a file of its own)."""
+"""Path of the image, file for its values, and offset in that file (None: a file for this image alone)."""
 
 
 def _plan_files(folder: Folder, part: Part, target: Path, _: tuple[int, ...]) -> list[_Task]:
     listing = folder.parts[part]
     tasks: list[_Task] = []
     for index in range(len(listing)):
-        # The whole name stays, for a.jpg and a.png may lie side by side; loose files go into a folder as well.
+        # Keep the whole name, because there may be a.jpg and a.png. Files without a class folder get one.
         name = f"all{os.sep}{listing.name(index)}" if folder.flat else listing.name(index)
         tasks.append((listing.path(index), f"{target}{os.sep}{part}{os.sep}{name}.npy", None))
     for parent in {os.path.dirname(path) for _, path, _ in tasks}:  # noqa: PTH120 - a Path for each of a million names

@@ -1,13 +1,13 @@
-"""Random items that come from no file: what a batch that lies on the device already is made of."""
+"""Random items without files, for batches that lie on the device already."""
 
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import Dataset
 
-from stoker.workload.data.clips import FRAMES
 from stoker.workload.data.images import place_of
 from stoker.workload.data.text import FIRST_ID, VOCABULARY
+from stoker.workload.data.video import FRAMES
 
 Form = Literal["image", "text", "video"]
 
@@ -15,7 +15,7 @@ _TEXT_LENGTH = 128
 
 
 class RandomItems(Dataset[Any]):
-    """Items of the shapes that the sets of files give, each the same whenever it is asked for."""
+    """Items with the shapes of the synthetic sets. Item `i` is always the same."""
 
     def __init__(self, form: Form, *, items: int, classes: int, size: int) -> None:
         self.form = form

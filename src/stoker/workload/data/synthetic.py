@@ -1,7 +1,7 @@
-"""Synthetic photographs: JPEGs that cost what real ones cost to read, decode and transform, in ten classes to learn.
+"""Synthetic photographs: JPEGs that take as long to read, decode and transform as real ones, in ten learnable classes.
 
-An image is a function of (seed, index) alone, on any machine: pixels come from plain float32 arithmetic, which every
-processor rounds alike; there are no sines, matrix products or long sums in it.
+An image depends only on (seed, index), on any machine. Pixels come from plain float32 arithmetic, which every processor
+rounds in the same way, without sines, matrix products or long sums.
 """
 
 import io
@@ -15,18 +15,19 @@ from PIL import Image
 
 from stoker.atomic import CACHE_REMEDY, build_folder, data_root, in_parallel, write_file
 from stoker.events import OnProgress, silent
+from stoker.machine.cpu import worker_processes
 from stoker.workload.data.folders import PARTS
 
 CLASSES = 10
 FILES = 1000
 SEED = 2024
-VERSION = 1  # of what is drawn: another number for other pixels, so that no old set is taken for a new one
-VALIDATION_FROM = 10_000_000  # the index of the first item to validate on
+VERSION = 1  # increase it when the pixels change, so that an old set is not used as a new one
+VALIDATION_FROM = 10_000_000  # index of the first validation item
 
 Plane = NDArray[np.float32]
 
-# Measured on ImageNet: three in four photographs are camera-sized, full in colour and hardly compressed; the rest came
-# from the web: smaller or much larger, compressed harder, with colour at half resolution.
+# Measured on ImageNet: three in four photographs have a camera's size, full colour resolution and little compression.
+# The rest came from the web: smaller or much larger, more compressed, with colour at half resolution.
 _CAMERA_SIZES = (
     ((500, 375), 47),
     ((375, 500), 12),
@@ -56,7 +57,7 @@ _CAMERA_QUALITY = 96
 _WEB_QUALITIES = (92, 85, 80, 75, 70, 62)
 _GREY_SHARE = 0.015
 
-# What tells the classes apart: the colour that prevails, and how the stripes run (a step in x and y; no angle needed).
+# The classes differ in their main colour and in the direction of their stripes, a step in x and y.
 _COLOURS = (
     (0.85, 0.25, 0.20),
     (0.90, 0.55, 0.15),
@@ -74,7 +75,7 @@ _STRIPES = ((1.0, 0.0), (0.8, 0.6), (0.6, 0.8), (0.0, 1.0), (-0.6, 0.8))
 
 @dataclass(frozen=True)
 class Look:
-    """How an image is stored and how much fine detail it has, before any pixel is drawn."""
+    """How an image is stored, and how much fine detail it has."""
 
     width: int
     height: int
@@ -85,7 +86,7 @@ class Look:
 
 
 def build_jpegs(files: int = FILES, *, root: Path | None = None, progress: OnProgress = silent) -> Path:
-    """The folder of the synthetic JPEG set, built where it is not there yet: `files` to train on, a tenth more."""
+    """The folder of the synthetic JPEGs, built if missing: `files` for training, a tenth as many for validation."""
     final = (root or data_root()) / f"jpeg-v{VERSION}-{files}"
     return build_classes(final, _write_jpeg, files, "jpg", item_bytes=117_000, progress=progress)
 
@@ -99,7 +100,7 @@ def build_classes(
     item_bytes: int,
     progress: OnProgress,
 ) -> Path:
-    """Build class folders of files, each written by `write((path, index))`, for both parts."""
+    """Build class folders for both parts. `write((path, index))` writes one file."""
     counts = (files, max(CLASSES, files // 10))
 
     def fill(folder: Path) -> None:
@@ -110,7 +111,7 @@ def build_classes(
         ]
         for parent in {path.parent for path, _ in tasks}:
             parent.mkdir(parents=True, exist_ok=True)
-        in_parallel(write, tasks, what=f"building {final.name}", progress=progress)
+        in_parallel(write, tasks, what=f"building {final.name}", progress=progress, processes=worker_processes())
 
     needs_bytes = sum(counts) * item_bytes
     return build_folder(final, fill, needs_bytes=needs_bytes, remedy=CACHE_REMEDY, progress=progress)
@@ -126,7 +127,7 @@ def class_of(index: int) -> int:
 
 
 def jpeg_bytes(index: int, *, seed: int = SEED) -> bytes:
-    """The file of image `index`."""
+    """The content of image file `index`."""
     rng = np.random.Generator(np.random.PCG64([seed, index]))
     look = _draw_look(rng)
     image = Image.fromarray(draw_pixels(rng, (look.height, look.width), look.detail, class_of(index)))
@@ -157,7 +158,7 @@ def _pick(rng: np.random.Generator, table: tuple[tuple[tuple[int, int], int], ..
 
 
 def draw_pixels(rng: np.random.Generator, shape: tuple[int, int], detail: float, label: int) -> NDArray[np.uint8]:
-    """Smooth ground, striped things before it, then detail at every scale, strongest where the scale is coarse."""
+    """A smooth background, striped objects, and detail at every scale, strongest at the coarse ones."""
     ground = _noise(rng, shape, 3.0)
     light = ground * np.float32(0.5) + _detail(rng, shape, detail)
     light += _stripes(rng, shape, label) * np.float32(0.10)
@@ -175,7 +176,7 @@ def draw_pixels(rng: np.random.Generator, shape: tuple[int, int], detail: float,
 
 
 def _detail(rng: np.random.Generator, shape: tuple[int, int], amount: float) -> Plane:
-    """Octaves of noise, each half the size of the last and a little weaker, down to grain of single pixels."""
+    """Octaves of noise, each with half the cell size of the last and a little weaker, down to single pixels."""
     total = np.zeros(shape, dtype=np.float32)
     cell, strength = 48.0, 0.22
     while cell >= 2:
@@ -186,7 +187,7 @@ def _detail(rng: np.random.Generator, shape: tuple[int, int], amount: float) -> 
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, int], cells: float) -> Plane:
-    """Random values on a grid of about `cells` columns, joined smoothly; between -0.5 and 0.5."""
+    """Random values on a grid of about `cells` columns, smoothly interpolated, between -0.5 and 0.5."""
     height, width = shape
     step = np.float32(max(cells, 1.0) / width)
     rows, row_share = _places(height, step)
@@ -202,7 +203,7 @@ def _noise(rng: np.random.Generator, shape: tuple[int, int], cells: float) -> Pl
 
 
 def _places(length: int, step: np.float32) -> tuple[NDArray[np.intp], Plane]:
-    """For each pixel, the grid point before it and how far it is past that, eased so that no grid line shows."""
+    """For each pixel, the grid point before it and the smoothed distance from it, so that no grid line shows."""
     at = np.arange(length, dtype=np.float32) * step
     before = np.floor(at)
     past = at - before
@@ -211,7 +212,7 @@ def _places(length: int, step: np.float32) -> tuple[NDArray[np.intp], Plane]:
 
 
 def _stripes(rng: np.random.Generator, shape: tuple[int, int], label: int) -> Plane:
-    """Bent stripes that run as the class does; two classes that share a direction differ in width."""
+    """Bent stripes in the direction of the class. Two classes share a direction and differ in width."""
     across, down = _STRIPES[label % len(_STRIPES)]
     period = 14.0 if label < len(_STRIPES) else 30.0
     y = np.arange(shape[0], dtype=np.float32)[:, None] * np.float32(down / period)
@@ -222,7 +223,7 @@ def _stripes(rng: np.random.Generator, shape: tuple[int, int], label: int) -> Pl
 
 
 def _things(rng: np.random.Generator, shape: tuple[int, int]) -> Plane:
-    """Where the class' own colour lies: a few ellipses with crisp edges over a soft mixture."""
+    """The areas with the colour of the class: a few ellipses with sharp edges over a soft mixture."""
     cover: Plane = _noise(rng, shape, 2.0) + np.float32(0.5)
     y = np.arange(shape[0], dtype=np.float32)[:, None] / np.float32(shape[0])
     x = np.arange(shape[1], dtype=np.float32)[None, :] / np.float32(shape[1])

@@ -1,4 +1,4 @@
-"""Preprocessed items as a dataset: one binary file an item, or all of a part packed in one."""
+"""Preprocessed items as a dataset: one `.npy` file for each item, or one for all items of a part."""
 
 import io
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SCHEMA = "stoker-tensors-1"
 
 
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done to an image to make its tensor."""
+    """How an image was turned into its tensor."""
 
     resize: int
     crop: int
@@ -31,7 +31,7 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a folder of tensors holds, in its `stoker.json`."""
+    """The content of a folder of tensors, as its `stoker.json` describes it."""
 
     schema: str = SCHEMA
     source: str
@@ -44,7 +44,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorFiles(Dataset[tuple[Tensor, int]]):
-    """One `.npy` file an item. The array lies on the bytes as they were read: there is no second copy."""
+    """One `.npy` file for each item. The array uses the bytes that were read, without a second copy."""
 
     def __init__(self, listing: Listing, shape: tuple[int, ...], items: int | None = None) -> None:
         self.listing = listing
@@ -69,7 +69,7 @@ class TensorFiles(Dataset[tuple[Tensor, int]]):
 
 
 class PackedTensors(Dataset[tuple[Tensor, int]]):
-    """All items of a part in one `.npy` file, each read out of it at its place."""
+    """All items of a part in one `.npy` file. Each item is read at its offset."""
 
     def __init__(self, path: Path, labels: NDArray[np.int32], shape: tuple[int, ...], items: int | None = None) -> None:
         self.path = str(path)
@@ -94,9 +94,10 @@ class PackedTensors(Dataset[tuple[Tensor, int]]):
 def open_tensors(
     folder: Path, part: Part, items: int | None, *, repeats: bool
 ) -> tuple[TensorFiles | PackedTensors, Callable[[], list[Path]], int]:
-    """The dataset of a prepared folder, the files that it reads, and how many classes there are.
+    """The dataset of a prepared folder, the files that it reads, and the number of classes.
 
-    With `repeats`, more items than there are files come round again; without, there are no more than files.
+    With `repeats` the items repeat if more are asked for than there are; without it the set ends there. Raises
+    InputError if the folder was not prepared.
     """
     manifest = read_manifest(folder)
     if manifest is None:
@@ -115,7 +116,7 @@ def open_tensors(
 
 
 def npy_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """What comes before the values in a `.npy` file of this shape, byte for byte."""
+    """The bytes before the values in a `.npy` file of this shape."""
     file = io.BytesIO()
     description = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, description)
@@ -141,7 +142,7 @@ def read_at(path: str, offset: int, count: int) -> NDArray[np.uint8]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """What a folder says it holds; None where it says nothing."""
+    """The manifest of a prepared folder; None if it has none. Raises InputError if it cannot be read."""
     path = folder / MANIFEST
     if not path.is_file():
         return None

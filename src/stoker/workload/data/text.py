@@ -1,4 +1,4 @@
-"""Synthetic texts: token ids of varied length, in four classes that differ in the words they favour."""
+"""Synthetic texts: token ids of varied length, in four classes that differ in their frequent words."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ class Texts(Dataset[Item]):
 
 
 def pad_batch(items: Sequence[Item], *, pad_id: int = 0) -> Item:
-    """Texts of one batch, filled up to the longest; the mask is 0 where they were."""
+    """Texts of one batch, padded to the longest. The mask is 0 at the padding."""
     shape = (len(items), max(len(item["input_ids"]) for item in items))
     ids = torch.full(shape, pad_id, dtype=torch.int64)
     mask = torch.zeros(shape, dtype=torch.int64)
@@ -74,7 +74,7 @@ def pad_batch(items: Sequence[Item], *, pad_id: int = 0) -> Item:
 
 
 def build_texts(files: int = FILES, *, root: Path | None = None, progress: OnProgress = silent) -> Path:
-    """The folder of the synthetic text set, built where it is not there yet: `files` to train on, a tenth more."""
+    """The folder of the synthetic texts, built if missing: `files` for training, a tenth as many for validation."""
     final = (root or data_root()) / f"text-v{_VERSION}-{files}"
     counts = (files, max(CLASSES, files // 10))
 
@@ -100,14 +100,14 @@ def class_of(index: int) -> int:
 
 
 def _word_odds() -> NDArray[np.float64]:
-    """How likely a word of this rank or a commoner one is, by Zipf's law."""
+    """The cumulative probability of words by rank, from Zipf's law."""
     summed: NDArray[np.float64] = np.cumsum(1 / np.arange(1, VOCABULARY - FIRST_ID + 1))
     odds: NDArray[np.float64] = summed / summed[-1]
     return odds
 
 
 def _draw_ids(index: int, odds: NDArray[np.float64]) -> NDArray[np.uint16]:
-    """Common words by Zipf's law; one in ten is from the class' own few."""
+    """Words by Zipf's law. One in ten is one of the class's own words."""
     rng = np.random.Generator(np.random.PCG64([SEED, index]))
     length = _draw_length(rng)
     ranks = np.searchsorted(odds, rng.random(length))
@@ -117,6 +117,6 @@ def _draw_ids(index: int, odds: NDArray[np.float64]) -> NDArray[np.uint16]:
 
 
 def _draw_length(rng: np.random.Generator) -> int:
-    """Many short texts and a long tail, as in the wild; about 128 tokens on average."""
+    """Many short texts and a long tail, about 128 tokens on average."""
     bell = float(rng.random(12).sum()) - 6
     return int(min(max(_MEDIAN_LENGTH * 2 ** (_LENGTH_SPREAD * bell), SHORTEST), LONGEST))
