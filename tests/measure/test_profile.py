@@ -52,9 +52,9 @@ def test_a_trial_keeps_its_samples_and_reads_back_whole() -> None:
     assert trial.first_batch_s == trial.stages["wait"].samples_s[0]
     assert trial.machine is not None
     assert decode(encode(trial), stoker.Trial) == trial
-    calm = steady(trial)
-    assert calm is not None
-    assert calm.batches == 6
+    span = steady(trial)
+    assert span is not None
+    assert span.batches == 6
 
 
 def test_training_and_inference_have_their_stages() -> None:
@@ -277,7 +277,7 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         run("plain", device="cuda")
 
 
-# ---------------------------------------------------------------- nothing of theirs is changed
+# ---------------------------------------------------------------- nothing of the user's is changed
 
 
 def test_objects_come_back_as_they_were() -> None:

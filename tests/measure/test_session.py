@@ -71,7 +71,7 @@ def test_a_fresh_job_goes_to_a_child_that_has_run_nothing(breaks: bool, tmp_path
             file.write("x")
         return torch.nn.Linear(8, 2)
 
-    def talk() -> Script[list[str]]:
+    def script() -> Script[list[str]]:
         outcomes: list[str] = []
         for number, fresh in enumerate((True, False, True, False)):
             if breaks and number == 1:
@@ -81,18 +81,18 @@ def test_a_fresh_job_goes_to_a_child_that_has_run_nothing(breaks: bool, tmp_path
             outcomes.append(trial.outcome)
         return outcomes
 
-    found = run_script(stoker.Workload(model=model, dataset=Data()), talk(), device="cpu")
+    found = run_script(stoker.Workload(model=model, dataset=Data()), script(), device="cpu")
     assert found == ["done", "failed" if breaks else "done", "done", "done"]
     assert made.read_text() == "xx"
 
 
 def test_each_job_can_depend_on_the_trials_before_it() -> None:
-    def talk() -> Script[int]:
+    def script() -> Script[int]:
         first = yield Job(setting=Setting(batch_size=2), extent=FEW)
         second = yield Job(setting=Setting(batch_size=first.items), extent=FEW)
         return second.items
 
-    assert run_script(f"{HERE}:plain", talk(), device="cpu") == 18
+    assert run_script(f"{HERE}:plain", script(), device="cpu") == 18
 
 
 @pytest.mark.parametrize("name", ["raises", "dies", "out_of_memory"])
@@ -124,13 +124,13 @@ def test_a_child_that_cannot_open_the_data_again_costs_one_trial_and_shifts_none
 
     settings = [Setting(batch_size=size) for size in (2, 4, 8, 16)]
 
-    def talk() -> Script[list[Trial]]:
+    def script() -> Script[list[Trial]]:
         found: list[Trial] = []
         for number, setting in enumerate(settings):
             found.append((yield Job(setting=setting, extent=FEW, fresh=number == 1)))
         return found
 
-    found = run_script(stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data), talk(), device="cpu")
+    found = run_script(stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data), script(), device="cpu")
     assert [trial.outcome for trial in found] == ["done", "failed", "done", "done"]
     assert [trial.setting.batch_size for trial in found] == [2, 4, 8, 16]
     assert found[1].problem is not None
@@ -149,13 +149,13 @@ def test_a_child_that_dies_between_two_jobs_costs_none_of_them(fresh: bool) -> N
         def __del__(self) -> None:
             os.abort()
 
-    def talk() -> Script[list[str]]:
+    def script() -> Script[list[str]]:
         first = yield Job(setting=Setting(batch_size=2), extent=FEW)
         second = yield Job(setting=Setting(batch_size=4), extent=FEW, fresh=fresh)
         return [first.outcome, second.outcome]
 
     workload = stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Data)
-    assert run_script(workload, talk(), device="cpu") == ["done", "done"]
+    assert run_script(workload, script(), device="cpu") == ["done", "done"]
 
 
 def test_a_hang_is_ended_and_the_rest_go_on() -> None:
@@ -165,10 +165,10 @@ def test_a_hang_is_ended_and_the_rest_go_on() -> None:
 
 
 def test_a_job_ends_at_its_own_limit() -> None:
-    def talk() -> Script[Trial]:
+    def script() -> Script[Trial]:
         return (yield Job(setting=Setting(batch_size=4), extent=Extent(batches=5000, warmup=0), limit_s=0.5))
 
-    trial = run_script(f"{HERE}:planted", talk(), device="cpu")
+    trial = run_script(f"{HERE}:planted", script(), device="cpu")
     assert trial.outcome == "timed_out"
 
 
@@ -182,14 +182,14 @@ def test_an_error_in_what_was_given_is_raised() -> None:
 def test_sleep_replaces_the_step_and_repeated_items_the_data() -> None:
     (slept,) = run_script(f"{HERE}:plain", jobs(Setting(batch_size=4), sleep_s=0.02), device="cpu")
     assert all(sample >= 0.02 for sample in slept.stages["forward"].samples_s)
-    (kept,) = run_script(f"{HERE}:planted", jobs(Setting(batch_size=64), sleep_s=0.0, repeats=2), device="cpu")
-    assert kept.outcome == "done"
-    assert kept.items == 192
+    (repeated,) = run_script(f"{HERE}:planted", jobs(Setting(batch_size=64), sleep_s=0.0, repeats=2), device="cpu")
+    assert repeated.outcome == "done"
+    assert repeated.items == 192
 
 
-def test_kept_items_are_the_first_ones() -> None:
-    kept = Repeats(list("abc"), 2)
-    assert [kept[place] for place in range(5)] == list("ababa")
+def test_repeated_items_are_the_first_ones() -> None:
+    repeats = Repeats(list("abc"), 2)
+    assert [repeats[place] for place in range(5)] == list("ababa")
     assert [Repeats(iter("abcdef"), 3)[place] for place in (0, 3, 4)] == list("aab")
 
 
@@ -227,7 +227,7 @@ def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
     def note(worker: int) -> None:
         (tmp_path / str(os.getpid())).touch()
 
-    def talk() -> Script[list[str]]:
+    def script() -> Script[list[str]]:
         trial = yield Job(setting=Setting(batch_size=64, num_workers=2), extent=Extent(batches=20, warmup=0))
         assert trial.outcome == "failed"
         yield Job(setting=Setting(batch_size=8), extent=FEW, sleep_s=0.0)
@@ -238,7 +238,7 @@ def test_a_failed_run_takes_its_workers_along(tmp_path: Path) -> None:
     workload = stoker.Workload(
         model=torch.nn.Linear(8, 2), dataset=Long(), step=broken_step, collate_fn=list, worker_init_fn=note
     )
-    assert run_script(workload, talk(), mode="infer", device="cpu") == []
+    assert run_script(workload, script(), mode="infer", device="cpu") == []
 
 
 def _is_over(pid: int) -> bool:
@@ -248,7 +248,7 @@ def _is_over(pid: int) -> bool:
         return True
 
 
-def test_a_process_that_ends_without_a_word_is_not_waited_for_by_the_pipe_that_others_hold() -> None:
+def test_a_process_that_ends_without_a_result_is_noticed_though_others_hold_the_pipe() -> None:
     held, let_go = os.pipe()
 
     def function() -> str:
@@ -269,7 +269,7 @@ def test_a_process_that_ends_without_a_word_is_not_waited_for_by_the_pipe_that_o
     assert forked.signal == signal.SIGKILL
 
 
-def test_threads_of_a_persons_own_are_there_in_every_run() -> None:
+def test_threads_of_the_users_own_are_there_in_every_run() -> None:
     found = run_script(f"{ODD}:pooled", jobs(Setting(batch_size=4), Setting(batch_size=8)), device="cpu")
     assert [trial.outcome for trial in found] == ["done"] * 2
 

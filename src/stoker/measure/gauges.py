@@ -10,17 +10,27 @@ import psutil
 
 from stoker.machine import cpu, host
 from stoker.process.tree import cpu_and_rss, family
-from stoker.records import Gauge
+from stoker.records import Gauge, Record
 
-_PERIOD_S = 0.25
-_FAMILY_EVERY = 4
-"""Processes seldom change once the workers are there. Those that a main thread started are cheaply found."""
-_PSS_FIRST, _PSS_EVERY = 12, 80
-"""The proportional set size walks every page table, milliseconds for each process: worth having, not often."""
+
+class GaugeRules(Record, frozen=True):
+    """How often each figure is read."""
+
+    period_s: float = 0.25
+    """Between two readings: a run of a second has four, and the process that reads has little to do."""
+    family_every: int = 4
+    """Look for new processes at every such reading: they seldom change once the workers are there."""
+    pss_first: int = 12
+    """The first reading of the proportional set size, three seconds into the run."""
+    pss_every: int = 80
+    """The kernel walks every page table for it, which takes milliseconds for each process."""
+
+
+RULES = GaugeRules()
 
 
 class Gauges:
-    """Reads while a process tree runs; `start` and `stop` it around the run."""
+    """Reads the CPU time and memory of a process tree, and its GPU, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._samples: dict[str, list[tuple[float, float]]] = {}
@@ -47,15 +57,13 @@ class Gauges:
         if self._thread:
             self._thread.join()
 
-    def readings(self, began_s: float | None, over_s: float | None) -> dict[str, Gauge]:
+    def readings(self, began_s: float, over_s: float) -> dict[str, Gauge]:
         """What was read between two moments of the system-wide clock, timed from the first."""
-        if began_s is None or over_s is None:
-            return {}
         gauges: dict[str, Gauge] = {}
-        for name, samples in self._samples.items():
-            inside = [(at - began_s, value) for at, value in samples if began_s <= at <= over_s]
-            if inside:
-                times, values = zip(*inside, strict=True)
+        for name, samples in list(self._samples.items()):  # the thread that reads may still add to them
+            between = [(at - began_s, value) for at, value in list(samples) if began_s <= at <= over_s]
+            if between:
+                times, values = zip(*between, strict=True)
                 gauges[name] = Gauge(times_s=times, samples=values)
         return gauges
 
@@ -64,7 +72,7 @@ class Gauges:
         while not self._over.is_set():
             self._read(tree, self._number)
             self._number += 1
-            self._over.wait(_PERIOD_S)
+            self._over.wait(RULES.period_s)
 
     def _read(self, tree: "_Tree", number: int) -> None:
         now = perf_counter()
@@ -72,13 +80,13 @@ class Gauges:
             self._samples.setdefault(name, []).append((now, value))
 
     def _values(self, tree: "_Tree", number: int) -> Iterator[tuple[str, float]]:
-        if number <= _FAMILY_EVERY or number % _FAMILY_EVERY == 0:
-            tree.refresh(thoroughly=number >= _FAMILY_EVERY)
-        yield from tree.read(with_pss=number % _PSS_EVERY == _PSS_FIRST)
+        if number <= RULES.family_every or number % RULES.family_every == 0:
+            tree.refresh(thoroughly=number >= RULES.family_every)
+        yield from tree.read(with_pss=number % RULES.pss_every == RULES.pss_first)
         shm = host.shm_used_bytes()
         if shm is not None:
             yield "shm_bytes", shm
-        throttled = cpu.throttling() if number % _FAMILY_EVERY == 0 else None
+        throttled = cpu.throttling() if number % RULES.family_every == 0 else None
         if throttled is not None:
             yield "throttled_s", throttled.throttled_s
         if self._gpu is not None:
@@ -95,7 +103,7 @@ class _Tree:
         self._before: tuple[float, dict[int, float]] | None = None
 
     def refresh(self, *, thoroughly: bool) -> None:
-        """See which processes there are now."""
+        """Find out which processes there are now."""
         with contextlib.suppress(psutil.Error, OSError):
             self._pids = family(self._pid, threads="*" if thoroughly else None)
 

@@ -130,7 +130,7 @@ class LoopLog:
             self._batch.ends.append((name, self.clock.mark() if at is None else at))
 
     def done(self, items: int = 0, nbytes: int = 0, at: float | None = None) -> None:
-        """The step has been handed to the device: so many items, of so many bytes."""
+        """The step of a batch of `items` items and `nbytes` bytes has been handed to the device."""
         if self._batch is not None:
             self._batch.done = perf_counter() if at is None else at
             self.items.append(items)

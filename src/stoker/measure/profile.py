@@ -48,7 +48,8 @@ def profile(
 
 def compare_sources(run: Callable[[Extent], Trial], extent: Extent) -> Stalls:
     """Run a setting with data in memory, with files cached and with files cold: this tells preparation stalls from
-    fetch stalls. The first trial that does not finish ends it, and stands for those after it."""
+    fetch stalls. After a trial that does not finish, no other
+    is run, and that trial takes the place of those left."""
     trials: list[Trial] = []
     for source in SOURCES:
         trials.append(run(msgspec.structs.replace(extent, source=source)))

@@ -88,7 +88,7 @@ RULES = SessionRules()
 class Job(Record, frozen=True):
     """One run of a session.
 
-    `sleep_s` is slept in place of the step. With `repeats` the first so many items are loaded once and given again and
+    `sleep_s` is slept in place of the step. With `repeats=n` the first n items are loaded once and given again and
     again. `limit_s` ends the run as timed out. With `keeps_memory` malloc keeps freed memory in the workers. `threads`
     is the number of torch's threads in the loop's process. A `fresh` job goes to a child that has run nothing yet.
     """

@@ -75,19 +75,19 @@ class ForkServer:
     def __init__(self, modules: Sequence[str] = (), libraries: Sequence[str] = ()) -> None:
         self.modules = frozenset(modules)
         self._lock = threading.Lock()
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", "stoker.process.forkserver", str(theirs.fileno())]
+        near, far = socket.socketpair()
+        with far:
+            command = [sys.executable, "-P", "-m", "stoker.process.forkserver", str(far.fileno())]
             self._process = subprocess.Popen(
                 [*command, ",".join(modules), ",".join(libraries)],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 env=_environ(),
             )
-        self._control = ours
+        self._control = near
         self._owner = os.getpid()
         self._is_ready = self._is_closed = False
 
@@ -117,17 +117,17 @@ class ForkServer:
     def fork(self, files: Sequence[int]) -> socket.socket:
         """Fork a child with these open files (events, stacks, standard input, output, error); its connection."""
         self.wait_ready()
-        ours, theirs = socket.socketpair()
-        with theirs:
+        near, far = socket.socketpair()
+        with far:
             try:
                 with self._lock:
-                    socket.send_fds(self._control, [b"C"], [theirs.fileno(), *files])
+                    socket.send_fds(self._control, [b"C"], [far.fileno(), *files])
             except BaseException as error:
-                ours.close()
+                near.close()
                 if isinstance(error, OSError):
                     raise _ended_outside() from None
                 raise
-        return ours
+        return near
 
     def close(self) -> None:
         """End the server, and with it all its children."""

@@ -62,8 +62,8 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
         place = f" in {_short(caught['place'])}"
     else:
         kind, message, place = type(error).__name__, text, ""
-    ours = isinstance(error, StokerError)
-    sentence = message if ours and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
+    is_stokers = isinstance(error, StokerError)
+    sentence = message if is_stokers and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
     remedy = _noted(trace) or (_TRAIN_REMEDY if "does not require grad" in sentence else None)
     return "failed", Problem(
         sentence=sentence, where=own_place(trace), remedy=remedy, detail=trace[-RULES.trace_chars :]
@@ -123,8 +123,8 @@ def _is_users(file: str) -> bool:
         return False
     path = Path(file)
     library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = Path(__file__).parents[1]
-    return not any(path.is_relative_to(folder) for folder in (*library, ours)) and "site-packages" not in path.parts
+    stoker = Path(__file__).parents[1]
+    return not any(path.is_relative_to(folder) for folder in (*library, stoker)) and "site-packages" not in path.parts
 
 
 def _relative(file: str) -> str:
@@ -133,7 +133,7 @@ def _relative(file: str) -> str:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Torch's error is told by its name, because callers of this module may not have imported torch."""
+    """Torch's error is recognised by its name, because callers of this module may not have imported torch."""
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 

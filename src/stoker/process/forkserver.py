@@ -152,7 +152,7 @@ def run_child(connection: socket.socket, events: int, stacks: int, *standard: in
 
 def _make_call(connection: socket.socket, emit: OnEvent) -> Any:
     call = msgspec.msgpack.decode(_received(connection), type=Call)
-    pickled = _received(connection)  # kept until the call returns: to free it would change malloc's state
+    pickled = _received(connection)  # alive until the call returns: to free it would change malloc's state
     connection.close()
     os.environb.clear()
     os.environb.update(call.environ)

@@ -56,7 +56,7 @@ def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
 
 
 def _put_back(owner: Any, name: str, wrapper: Any, function: Any) -> None:
-    """Unless somebody else has replaced it since: then theirs calls the wrapper, which times nothing any more."""
+    """Unless somebody else has replaced the function since: their wrapper calls this one, which times nothing now."""
     if getattr(owner, name, None) is wrapper:
         setattr(owner, name, function)
 
