@@ -140,7 +140,9 @@ def _facts(trial: Trial) -> list[RenderableType]:
     if len(trial.timeline.epoch_s) > 1:
         lines.append("epochs: " + ", ".join(format_seconds(seconds) for seconds in trial.timeline.epoch_s))
     if trial.scores:
-        lines.append("validation: " + ", ".join(f"{value:.4f}" for value in trial.scores))
+        lines.append(
+            "validation: " + ", ".join("not a number" if value is None else f"{value:.4f}" for value in trial.scores)
+        )
     lines += [_gauge_line(trial, name) for name in _GAUGES if name in trial.gauges]
     throttled = trial.gauges.get("throttled_s")
     if throttled and throttled.samples[-1] > throttled.samples[0]:
