@@ -12,7 +12,7 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict
 from stoker.report.views.plan import remedy_lines
-from stoker.units import format_bytes, format_seconds, format_workers
+from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
 _HIDE_BELOW = 0.002
 _GAUGES = {
@@ -133,7 +133,7 @@ def _facts(trial: Trial) -> list[RenderableType]:
     run = whole(trial)
     busy = steady(trial)
     lines = [
-        f"{run.items} items in {run.batches} batches; first batch after "
+        f"{format_count(run.items, 'item')} in {format_count(run.batches, 'batch', 'batches')}; first batch after "
         f"{format_seconds(trial.start_s + (trial.first_batch_s or 0.0))}; device busy {run.busy:.0%} of the run"
         + (f", {busy.busy:.0%} once steady" if busy else "")
     ]
