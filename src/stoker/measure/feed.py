@@ -141,9 +141,8 @@ def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, 
     if batch_size > size:
         notes.append(f"the batch of {batch_size} is larger than the set: its one batch has {size} items")
     elif wanted is not None and whole < wanted:
-        notes.append(
-            f"the set of {size} items ends after {format_count(whole, 'batch', 'batches')} of {batch_size}; {wanted} were asked for"
-        )
+        batches = format_count(whole, "batch", "batches")
+        notes.append(f"the set of {size} items ends after {batches} of {batch_size}; {wanted} were asked for")
 
 
 def load_into_memory(feed: Feed, batches: int, *, most: int = RULES.memory_batches) -> Feed:
