@@ -11,20 +11,25 @@ import fcntl
 import glob
 import multiprocessing
 import os
+import re
 import secrets
 import shutil
 import signal
+import stat
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
-from stoker.errors import MachineError
+from stoker.errors import InputError, MachineError
 from stoker.events import OnProgress, silent
 
 CACHE_REMEDY = "free some, or set STOKER_CACHE to a folder with room"
@@ -74,6 +79,71 @@ def write_file(path: Path, *parts: bytes | memoryview) -> None:
                 rest = rest[file.write(rest) :]
 
 
+def check_target(path: Path) -> None:
+    """Raise InputError or MachineError if `write_whole` could not or must not write to `path`."""
+    place = Path(os.path.realpath(path))
+    try:
+        status = place.stat()
+    except FileNotFoundError:
+        if not (place.parent.is_dir() and os.access(place.parent, os.W_OK)):
+            raise InputError(f"cannot write {path}: {place.parent} is not a folder that can be written to") from None
+        return
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"cannot write {path}: it is a folder; name a file")
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISCHR(status.st_mode):
+        raise InputError(f"cannot write {path}: it is not a regular file; name another")
+    if not status.st_mode & _WRITABLE or not os.access(place, os.W_OK):
+        raise InputError(f"cannot write {path}: the file is read-only")
+    if stat.S_ISREG(status.st_mode) and not os.access(place.parent, os.W_OK):
+        raise InputError(f"cannot write {path}: {place.parent} is not a folder that can be written to")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises InputError or MachineError if that is not possible.
+
+    A link stays a link: the file that it points to is replaced. A file that is there keeps its permissions. A
+    character device, such as /dev/stdout or /dev/null, is written to and never replaced.
+    """
+    check_target(path)
+    place = Path(os.path.realpath(path))
+    try:
+        if place.exists() and not place.is_file():
+            write_device(place, data)
+            return
+        mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask()
+        handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(name, mode)  # noqa: PTH101
+            os.replace(name, place)  # noqa: PTH105
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write_device(place: Path, data: bytes) -> None:
+    """Write to a character device, in as many parts as it takes."""
+    with place.open("wb", buffering=0) as device:
+        rest = memoryview(data)
+        while rest.nbytes:
+            rest = rest[device.write(rest) :]
+
+
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def _umask() -> int:
+    """The umask of this process. To ask for it is to set it, so it is put back."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
 def in_parallel(
     work: Callable[[Any], None],
     tasks: Sequence[Any],
@@ -117,12 +187,32 @@ def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
     # A raw byte: a worker that is killed while it holds the lock of an Event would block the others for ever.
     stop = context.RawValue(ctypes.c_bool, False)
+    before = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(stop,))
     try:
         yield pool
-    finally:
+    except BaseException:
         stop.value = True
-        pool.shutdown(wait=True, cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        _end_workers(set(multiprocessing.active_children()) - before)
+        raise
+    stop.value = True
+    pool.shutdown(wait=True)
+
+
+_GRACE_S = 3.0
+"""How long workers may take to finish their file after a failure. One that hangs in a read is killed then."""
+
+
+def _end_workers(workers: set[BaseProcess]) -> None:
+    """Wait a moment for the workers to end by themselves, then kill them, so that nobody waits for them for ever."""
+    deadline = time.monotonic() + _GRACE_S
+    for worker in workers:
+        worker.join(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join()
 
 
 _stop: ctypes.c_bool | None = None
@@ -174,7 +264,8 @@ def _build(final: Path, fill: Callable[[Path], None]) -> None:
 def _remove_leftovers(final: Path) -> None:
     # We hold the lock, and a builder and its workers hold it while they live. So these folders belong to nobody.
     for partial in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
-        shutil.rmtree(partial, ignore_errors=True)
+        if re.fullmatch(r"partial-\d+-[0-9a-f]{8}", partial.name.removeprefix(f".{final.name}.")):
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -184,6 +275,8 @@ def _locked(final: Path, progress: OnProgress) -> Iterator[None]:
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            if os.fstat(file).st_size:
+                raise MachineError(f"{path} is in the way: it has content and is no lock of ours; move it elsewhere")
             _lock(file, final, progress)
             if _same_file(file, path):
                 try:

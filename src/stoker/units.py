@@ -67,6 +67,11 @@ def format_seconds(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
+def format_count(count: int, noun: str, plural: str | None = None) -> str:
+    """`1 probe`, `8 probes`, `1,024 items`."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def format_workers(count: int) -> str:
     """`1 worker`, `8 workers`."""
-    return "1 worker" if count == 1 else f"{count} workers"
+    return format_count(count, "worker")

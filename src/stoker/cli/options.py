@@ -1,6 +1,5 @@
 """Shared by the commands: the app, common options, and the output of an answer."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,20 +43,22 @@ def writable(save: Path | None, option: str = "--save") -> None:
         raise InputError(f"{option} needs a file to write to, got {save}")
     if save is not None and save.is_dir():
         raise InputError(f"{option} needs a file to write to, and {save} is a folder")
-    if save is not None and not (save.parent.is_dir() and os.access(save.parent, os.W_OK)):
-        raise InputError(f"cannot write {save}: {save.parent} is not a folder that can be written to")
+    if save is not None:
+        from stoker.atomic import check_target
+
+        check_target(save)
 
 
 def deliver(document: Any, view: Any, *, json: bool, save: Path | None) -> None:
     """Save the document if `save` is given, then print it as JSON, or print the table."""
     from stoker.report import console, documents
 
-    if save is not None:
-        documents.save(document, save)
     if json:
         print_json(document)
     else:
         console.show(view)
+    if save is not None:
+        documents.save(document, save)
 
 
 def print_json(document: Any) -> None:

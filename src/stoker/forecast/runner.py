@@ -14,7 +14,7 @@ from stoker.forecast.probes import facts_of, run_of
 from stoker.machine import inspect
 from stoker.measure.session import Job, Script
 from stoker.records import Extent, Facts, Kind, Probes, Problem, Record, Run, Setting, Subject, Trial
-from stoker.units import format_workers
+from stoker.units import format_count, format_workers
 
 
 class RunnerRules(Record, frozen=True):
@@ -104,12 +104,12 @@ class ProbeLog:
             notes.append(f"batches of {', '.join(dict.fromkeys(self._unfit))} were not probed: they do not fit")
         if self.left_out:
             notes.append(
-                f"{self.left_out} of {self.left_out + len(self.runs)} probes were left out, "
-                "as the budget was spent: predictions are rougher"
+                f"{self.left_out} of {format_count(self.left_out + len(self.runs), 'probe')} "
+                f"{'was' if self.left_out == 1 else 'were'} left out, as the budget was spent: predictions are rougher"
             )
         if self.repeated:
             notes.append(
-                f"{self.repeated} probes had to be run again, as other processes had taken the CPUs: "
+                f"{format_count(self.repeated, 'probe')} had to be run again, as other processes had taken the CPUs: "
                 "on a busy machine figures are unstable"
             )
         return notes

@@ -5,6 +5,7 @@ host spent starting workers is `start`, what it spent asking the loader for a ba
 A wait during which the device still works on the batch before is not counted.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -42,7 +43,7 @@ def assemble(trial: Trial, log: LoopLog, machine: Machine | None = None, peaks: 
             epoch_s=tuple(after - before for before, after in pairwise(starts)),
         ),
         workers=_worker_log(log),
-        scores=tuple(value for _, value in log.scores if value is not None),
+        scores=tuple(value if math.isfinite(value) else None for _, value in log.scores if value is not None),
         peaks=peaks or {},
     )
 

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from stoker.errors import InputError
 from stoker.measure.spy import Watched
 from stoker.records import Extent, Mode, Record, Setting
+from stoker.units import format_count
 from stoker.workload.workload import Workload
 
 
@@ -140,7 +141,8 @@ def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, 
     if batch_size > size:
         notes.append(f"the batch of {batch_size} is larger than the set: its one batch has {size} items")
     elif wanted is not None and whole < wanted:
-        notes.append(f"the set of {size} items ends after {whole} batches of {batch_size}; {wanted} were asked for")
+        batches = format_count(whole, "batch", "batches")
+        notes.append(f"the set of {size} items ends after {batches} of {batch_size}; {wanted} were asked for")
 
 
 def load_into_memory(feed: Feed, batches: int, *, most: int = RULES.memory_batches) -> Feed:

@@ -28,7 +28,7 @@ from stoker.events import AnyEvent, OnEvent
 from stoker.process import failures
 from stoker.process.forkserver import HEADER, RUNNING, STATUS, Call, kill_group
 from stoker.process.tree import family
-from stoker.process.wire import EVENT, Failure, FrameReader, read_outcome, receive
+from stoker.process.wire import EVENT, Failure, FrameReader, read_outcome, receive, unreadable
 from stoker.records import Record
 
 T = TypeVar("T")
@@ -273,7 +273,12 @@ class _RunningCall(Generic[T]):
             else:
                 self._result = outcome
         elif self._on_event:
-            self._on_event(msgspec.json.decode(payload, type=AnyEvent))
+            try:
+                event = msgspec.json.decode(payload, type=AnyEvent)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._failure = unreadable(error)
+                return
+            self._on_event(event)
             self._heard = monotonic()  # the listener's own time is not the child's silence
 
     def _ask_for_stacks(self, pid: int) -> None:

@@ -74,10 +74,21 @@ class FrameReader:
 
 
 def read_outcome(tag: bytes, payload: bytes, kind: type[T]) -> T | Failure:
-    """The result of a RESULT frame, checked against `kind`, or the failure of an ERROR frame."""
-    if tag == RESULT:
-        return msgspec.json.decode(payload, type=kind)
-    return msgspec.json.decode(payload, type=Failure)
+    """The result of a RESULT frame, checked against `kind`, or the failure of an ERROR frame.
+
+    A frame that cannot be read is a failure too: something else wrote into the pipe.
+    """
+    try:
+        if tag == RESULT:
+            return msgspec.json.decode(payload, type=kind)
+        return msgspec.json.decode(payload, type=Failure)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return unreadable(error)
+
+
+def unreadable(error: Exception) -> Failure:
+    """The failure of a child whose messages cannot be read."""
+    return Failure(kind="MachineError", sentence=f"what the run's process reported cannot be read: {error}")
 
 
 def receive(sock: socket.socket, count: int) -> bytearray:

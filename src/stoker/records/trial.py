@@ -119,7 +119,7 @@ class Trial(Record, frozen=True):
     gauges: dict[str, Gauge] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problem: Problem | None = None
-    scores: tuple[float, ...] = ()
+    scores: tuple[float | None, ...] = ()
     peaks: dict[str, int] = field(default_factory=dict)
     interference: float | None = None
     idle_cpus: float | None = None

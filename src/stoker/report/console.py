@@ -1,11 +1,17 @@
 """Prints a view to stdout."""
 
+import sys
+
 from rich.console import Console, RenderableType
 
 
 def show(view: RenderableType) -> None:
     """Print to stdout, with colour on a terminal. Elsewhere the text is plain and at most 100 columns wide."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=min(100, console.width))
-    console.print(view)
+    if console.is_terminal:
+        console.print(view, crop=False)
+        return
+    console = Console(highlight=False, width=min(100, console.width))
+    with console.capture() as capture:
+        console.print(view, crop=False)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

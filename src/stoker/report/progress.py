@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from stoker.events import AnyEvent, BatchDone, Phase, Progress, RunStarted
-from stoker.units import format_seconds
+from stoker.units import format_count, format_seconds
 
 _PHASES = {"preparing": "preparing the workload", "running": "running", "over": "done"}
 _RUNNING = _PHASES["running"]
@@ -112,10 +112,9 @@ class _Stretch:
 
     def _count(self) -> str:
         if self.what == _RUNNING and self.count <= 1:
-            return f"{self.done} batches" if self.done else ""
+            return format_count(self.done, "batch", "batches") if self.done else ""
         if self.unit and self.count:
-            plural = "tries" if self.unit == "try" else f"{self.unit}s"
-            return f"{self.count} {self.unit if self.count == 1 else plural}"
+            return format_count(self.count, self.unit, "tries" if self.unit == "try" else None)
         return f"{self.done} of {self.of}" if self.of and self.done else ""
 
 

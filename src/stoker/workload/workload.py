@@ -56,6 +56,10 @@ class Workload:
             if value is not None and not callable(value):
                 remedy = "; give its class, or a functools.partial of it" if name == "optimizer" else ""
                 raise InputError(f"a workload's {name} must be something to call, got {type(value).__name__}{remedy}")
+        for name in ("name", "data_name"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and not (name == "data_name" and value is None):
+                raise InputError(f"a workload's {name} must be a text, got {type(value).__name__}")
         if self.sampler is not None and self.batch_sampler is not None:
             raise InputError("a workload takes a sampler or a batch_sampler, not both")
 

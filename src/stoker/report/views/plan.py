@@ -22,7 +22,11 @@ _BOUND_NAMES: dict[Bound, str] = {
 
 
 def plan_view(plan: Plan) -> RenderableType:
-    parts: list[RenderableType] = [_heading(plan), Text(), Text(f"  {plan.line}", style="bold green", overflow="fold")]
+    parts: list[RenderableType] = [
+        _heading(plan),
+        Text(),
+        Text(f"  {plan.line}", style="bold green", overflow="ignore", no_wrap=True),
+    ]
     parts += [Text(), Text(_summary(plan)), _table(plan)]
     if plan.verdict is not None:
         judged = plan.verdict

@@ -12,7 +12,7 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict
 from stoker.report.views.plan import remedy_lines
-from stoker.units import format_bytes, format_seconds, format_workers
+from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
 _HIDE_BELOW = 0.002
 _GAUGES = {
@@ -133,14 +133,16 @@ def _facts(trial: Trial) -> list[RenderableType]:
     run = whole(trial)
     busy = steady(trial)
     lines = [
-        f"{run.items} items in {run.batches} batches; first batch after "
+        f"{format_count(run.items, 'item')} in {format_count(run.batches, 'batch', 'batches')}; first batch after "
         f"{format_seconds(trial.start_s + (trial.first_batch_s or 0.0))}; device busy {run.busy:.0%} of the run"
         + (f", {busy.busy:.0%} once steady" if busy else "")
     ]
     if len(trial.timeline.epoch_s) > 1:
         lines.append("epochs: " + ", ".join(format_seconds(seconds) for seconds in trial.timeline.epoch_s))
     if trial.scores:
-        lines.append("validation: " + ", ".join(f"{value:.4f}" for value in trial.scores))
+        lines.append(
+            "validation: " + ", ".join("not a number" if value is None else f"{value:.4f}" for value in trial.scores)
+        )
     lines += [_gauge_line(trial, name) for name in _GAUGES if name in trial.gauges]
     throttled = trial.gauges.get("throttled_s")
     if throttled and throttled.samples[-1] > throttled.samples[0]:

@@ -141,7 +141,7 @@ def _files(folder: str, prefix: str, extensions: frozenset[str]) -> Iterator[str
         name = f"{prefix}{os.sep}{entry.name}" if prefix else entry.name
         if entry.is_dir():
             yield from _files(entry.path, name, extensions)
-        elif os.path.splitext(entry.name)[1].lower() in extensions:  # noqa: PTH122 - a Path for each of a million names
+        elif os.path.splitext(entry.name)[1].lower() in extensions and entry.is_file():  # noqa: PTH122 - a million names
             yield name
 
 

@@ -13,6 +13,7 @@ from stoker.atomic import CACHE_REMEDY, build_folder, data_root, in_parallel, wr
 from stoker.errors import InputError
 from stoker.events import OnProgress, silent
 from stoker.machine.cpu import worker_processes
+from stoker.records import encode
 from stoker.workload.data.folders import Folder, Part, read_folder
 from stoker.workload.data.images import MEAN, STD, decode, read_bytes, resize_for, transform_for
 from stoker.workload.data.synthetic import FILES, VERSION, build_jpegs
@@ -105,7 +106,7 @@ def _make(
         tasks = [task for part in folder.parts for task in plan(folder, part, target, shape)]
         work = partial(_prepare_one, image_size)
         in_parallel(work, tasks, what=f"preparing {source}", progress=progress, processes=worker_processes())
-        write_file(target / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        write_file(target / MANIFEST, msgspec.json.format(encode(manifest), indent=2))
 
     build_folder(final, fill, needs_bytes=stored_bytes, remedy=remedy, progress=progress)
     return Prepared(
