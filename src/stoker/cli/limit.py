@@ -1,6 +1,6 @@
 """The command `limit`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from stoker.cli.options import (
     deliver,
     writable,
 )
+from stoker.records import Method, OptimizerName, Precision
 
 
 @app.command()
@@ -24,15 +25,13 @@ def limit(
         str | None,
         typer.Option(help="What tensors may take on the GPU: 16GiB, 24GB.", show_default="what is free"),
     ] = None,
-    method: Annotated[
-        Literal["auto", "trace", "two-point", "doubling", "search"],
-        typer.Option(help="auto: trace, then run; trace needs no GPU."),
-    ] = "auto",
+    method: Annotated[Method, typer.Option(help="auto: trace, then run; trace needs no GPU.")] = "auto",
     mode: ModeOption = None,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option()] = "fp32",
-    optimizer: Annotated[
-        Literal["sgd", "momentum", "adam", "adamw"] | None, typer.Option(help="In place of the workload's own.")
-    ] = None,
+    precision: Annotated[Precision, typer.Option()] = "fp32",
+    optimizer: Annotated[OptimizerName | None, typer.Option(help="In place of the workload's own.")] = None,
+    accumulate: Annotated[
+        int, typer.Option(help="Batches to one update; above 1, gradients are kept between them.", min=1)
+    ] = 1,
     reserve: Annotated[str, typer.Option(help="Leave so much free: 1.5GiB.")] = "0",
     gpu: Annotated[
         str | None, typer.Option(help="The GPU that a trace is for: h200, a100, 8.6.", show_default=False)
@@ -50,6 +49,7 @@ def limit(
 ) -> None:
     """The largest batch that fits: measured where there is a GPU, traced where there is none."""
     from stoker.memory.compare import compare as side_by_side
+    from stoker.memory.limit import LimitRequest
     from stoker.memory.limit import limit as find
     from stoker.records import WorkloadSpec
     from stoker.report.documents import document_of
@@ -59,23 +59,26 @@ def limit(
     source = WorkloadSpec(
         spec=workload, data=data or (None if ":" in workload or workload.endswith(".py") else "device")
     )
-    options: dict[str, Any] = {
-        "gpu_memory": gpu_memory,
-        "mode": mode,
-        "precision": precision,
-        "optimizer": optimizer,
-        "reserve": reserve,
-        "gpu": gpu,
-        "gpus": gpus,
-        "device": device,
-        "validate": validate,
-        "cudnn_benchmark": cudnn_benchmark,
-    }
+    request = LimitRequest(
+        method=method,
+        gpu_memory=gpu_memory,
+        reserve=reserve,
+        mode=mode,
+        precision=precision,
+        optimizer=optimizer,
+        accumulate=accumulate,
+        device=device,
+        gpu=gpu,
+        gpus=gpus,
+        validate=validate,
+        cudnn_benchmark=cudnn_benchmark,
+        advise=advise and not compare,
+    )
     writable(save)
     with Show(quiet=quiet) as progress:
         if compare:
-            found: Any = side_by_side(source, options, on_event=progress.event, title=progress.title)
+            found: Any = side_by_side(source, request, on_event=progress.event, title=progress.title)
         else:
-            found = find(source, method=method, advise=advise, on_event=progress.event, **options)
+            found = find(source, request=request, on_event=progress.event)
     view = comparison_view(found) if compare else limit_view(found)
     deliver(document_of(found), view, json=json, save=save)

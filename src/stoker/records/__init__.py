@@ -49,6 +49,7 @@ from stoker.records.probes import (
 from stoker.records.task import (
     Extent,
     Mode,
+    OptimizerName,
     Precision,
     Setting,
     Task,
@@ -99,6 +100,7 @@ __all__ = [
     "MethodRow",
     "Mode",
     "Objective",
+    "OptimizerName",
     "Outcome",
     "Plan",
     "Planner",
