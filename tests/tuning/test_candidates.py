@@ -292,7 +292,7 @@ def test_the_rate_of_a_run_has_as_many_updates_in_it_as_there_are(
 
 
 def test_a_global_batch_finds_a_size_that_leaves_room_for_gradients(probed: Probes) -> None:
-    found, _ = considered(probed, Request(global_batch=1024), max_batch=20, kept_items=17)
+    found, _ = considered(probed, Request(global_batch=1024), max_batch=20, max_accumulating_batch=3)
     assert {each.setting.batch_size for each in found} <= {1, 2, 3}
     assert found
 

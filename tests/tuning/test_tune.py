@@ -20,11 +20,12 @@ import stoker
 from stoker import Setting
 from stoker.errors import InputError
 from stoker.forecast.constraints import bounds_of, ruled_out
-from stoker.records import Facts
+from stoker.records import Facts, Limit, Mode
 from stoker.tuning.candidates import Request, parse_current
 from stoker.tuning.contest import standings
 from stoker.tuning.remedies import advise
 from stoker.tuning.tune import Plan, tune
+from stoker.tuning.tuner import find_ceiling
 from tests.commands import apart, here
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
@@ -59,12 +60,51 @@ def test_each_bound_is_named(setting: Setting, item_bytes: int, bound: str | Non
 
 
 def test_gradients_that_are_kept_for_the_next_batch_take_room() -> None:
-    bounds = bounds_of(FACTS, max_batch=256, kept_items=10)
+    bounds = bounds_of(FACTS, max_batch=256, max_accumulating_batch=246)
     assert ruled_out(Setting(batch_size=256), 1, bounds) is None
     assert ruled_out(Setting(batch_size=246, accumulate=2), 1, bounds) is None
     found = ruled_out(Setting(batch_size=247, accumulate=2), 1, bounds)
     assert found is not None
     assert "246 where gradients are kept" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "mode", "asked", "ceiling"),
+    [
+        (None, "train", [1], (100, 100)),
+        (512, "train", [2, 1], (100, 90)),
+        (80, "train", [2], (90, 90)),
+        (512, "infer", [2], (90, 90)),
+    ],
+)
+def test_the_ceiling_counts_gradients_that_are_kept(
+    global_batch: int | None, mode: Mode, asked: list[int], ceiling: tuple[int, int]
+) -> None:
+    seen: list[int] = []
+
+    def find(accumulate: int = 1) -> Limit:
+        seen.append(accumulate)
+        return limit_of(100 if accumulate == 1 else 90, mode)
+
+    assert find_ceiling(find, Request(global_batch=global_batch)) == ceiling
+    assert seen == asked
+
+
+def limit_of(batch_size: int, mode: Mode) -> Limit:
+    return Limit(
+        max_batch=batch_size,
+        interval=(batch_size, batch_size),
+        comfortable_batch=None,
+        method="trace",
+        gpu_memory_bytes=2**30,
+        peak_bytes_at_max=2**30,
+        bytes_per_item=2**20,
+        fixed_bytes=0,
+        workload="made",
+        mode=mode,
+        precision="fp32",
+        optimizer=None,
+    )
 
 
 def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:

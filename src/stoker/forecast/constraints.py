@@ -11,15 +11,15 @@ _FILES_A_WORKER, _FILES_OF_OURS = 6, 64
 
 
 class Bounds(Record, frozen=True):
-    """The limits that a setting must keep. None is no limit. Where gradients are kept from one batch to the next, that
-    takes the device's memory of `kept_items`."""
+    """The limits that a setting must keep. None is no limit. `max_accumulating_batch` is the largest batch if gradients
+    are kept from one batch to the next."""
 
     usable_cores: float
     memory_bytes: int
     shm_bytes: int | None
     open_files: int
     max_batch: int | None = None
-    kept_items: int = 0
+    max_accumulating_batch: int | None = None
     waiting_share: float = 0.0
 
 
@@ -28,7 +28,7 @@ def bounds_of(
     *,
     host_memory_bytes: int | None = None,
     max_batch: int | None = None,
-    kept_items: int = 0,
+    max_accumulating_batch: int | None = None,
     waiting_share: float = 0.0,
     gpus: int = 1,
 ) -> Bounds:
@@ -40,7 +40,7 @@ def bounds_of(
         shm_bytes=None if facts.shm_free_bytes is None else facts.shm_free_bytes // gpus,
         open_files=facts.open_files,
         max_batch=max_batch,
-        kept_items=kept_items,
+        max_accumulating_batch=max_accumulating_batch,
         waiting_share=waiting_share,
     )
 
@@ -67,13 +67,11 @@ def workers_that_pay(bounds: Bounds) -> int:
 
 
 def _device(setting: Setting, bounds: Bounds) -> tuple[str, str]:
-    if bounds.max_batch is None:
+    most, kept = bounds.max_batch, ""
+    if setting.accumulate > 1 and bounds.max_accumulating_batch is not None:
+        most, kept = bounds.max_accumulating_batch, " where gradients are kept for the next batch"
+    if most is None or setting.batch_size <= most:
         return "", ""
-    accumulates = setting.accumulate > 1
-    most = max(1, bounds.max_batch - (bounds.kept_items if accumulates else 0))
-    if setting.batch_size <= most:
-        return "", ""
-    kept = " where gradients are kept for the next batch" if accumulates and bounds.kept_items else ""
     return "device memory", f"a batch of {setting.batch_size} is above the largest of {most}{kept} (device memory)"
 
 

@@ -12,7 +12,7 @@ from stoker.measure.session import run_script
 from stoker.memory.limit import limit
 from stoker.records import Mode, Plan, Planner, Precision, Setting, WorkloadSpec
 from stoker.tuning.candidates import Request, parse_current
-from stoker.tuning.tuner import Tuner, ceiling_of
+from stoker.tuning.tuner import Tuner, find_ceiling
 from stoker.workload.workload import Workload
 
 __all__ = ["Plan", "Planner", "tune"]
@@ -51,7 +51,7 @@ def tune(
     if planner not in get_args(Planner):
         raise InputError(f"no such planner: {planner!r}; choose {', '.join(get_args(Planner))}")
     find = partial(limit, source, mode=mode, precision=precision, device=_gpu(device), on_event=on_event)
-    ceiling = ceiling_of(find(gpu_memory=gpu_memory)) if gpu_memory is not None else None
+    ceiling = find_ceiling(partial(find, gpu_memory=gpu_memory), wish) if gpu_memory is not None else None
     tuner = Tuner(
         wish=wish,
         ceiling=ceiling,
@@ -66,7 +66,7 @@ def tune(
     plan = run_script(source, tuner.talk(), mode=mode, device=device, on_event=on_event)
     if plan is None:  # a step ran out of device memory: find the ceiling between two children, then go on
         with suppress(InputError, MachineError):
-            tuner.ceiling = ceiling_of(find())
+            tuner.ceiling = find_ceiling(find, wish)
         plan = run_script(source, tuner.rest(), mode=mode, device=device, on_event=on_event)
     return plan
 
