@@ -2,7 +2,7 @@
 
 Bringing a model to a GPU takes seconds. While the step is followed, tries come to the device with the model and wait
 there for their batch size (`StandBy`). And if the device has room for several tries, the sizes that may come next run
-beside the one that is needed now (`Ahead`). `begin` and `close_in` are all that a search calls.
+at the same time as the one that is needed now (`Ahead`). `begin` and `close_in` are all that a search calls.
 """
 
 import os
@@ -26,7 +26,7 @@ class AheadRules(Record, frozen=True):
     """Tries that wait at the device while the step is followed: for the guess, the size above it and one without a
     retry."""
     context_bytes: int = 2**30
-    """More than a process holds on a device beside its tensors."""
+    """More than the CUDA context of a process takes."""
     most_sizes: int = 4
     """Sizes that are looked ahead at most: each one that is begun and not needed slows down the others."""
     many_retries: int = 8
@@ -51,12 +51,12 @@ def begin(factory: TryFactory, request: LimitRequest, card: Gpu, settle_budget: 
         raise
     if early is not None and factory.job.budget_bytes != early:
         found.end()  # another process took memory meanwhile
-    found.stand_by.wait_for(min(RULES.stand_by, found.at_once + found.beside))
+    found.stand_by.wait_for(min(RULES.stand_by, found.at_once + found.more_waiting))
     return found
 
 
 def _budget_by_driver(request: LimitRequest, card: Gpu) -> int | None:
-    """What tensors may take, if the driver says that there is room for all tries that stand by; None otherwise."""
+    """What tensors may take, if by the driver's figure all tries that stand by have room; None otherwise."""
     asked, reserve = request.gpu_memory_bytes, request.reserve_bytes
     if asked is None or asked <= reserve or card.exclusive:
         return None
@@ -83,8 +83,8 @@ class Ahead:
         return max(1, self.free_bytes // (budget + RULES.context_bytes))
 
     @property
-    def beside(self) -> int:
-        """How many more may wait at the device with their model beside as many as run at once."""
+    def more_waiting(self) -> int:
+        """How many more may wait at the device with their model while as many run as there is room for."""
         budget = self._factory.job.budget_bytes
         if self._exclusive or budget is None:
             return 0
@@ -104,7 +104,7 @@ class Ahead:
         """The outcome of a size, which may be under way already."""
         self._tried.add(order.batch_size)
         running = self._begun.pop(order.batch_size, None) or self.stand_by.begin(order)
-        if self.beside:
+        if self.more_waiting:
             self.stand_by.wait_for(1)  # for the size that comes next
         return running.result()
 

@@ -10,7 +10,7 @@ class BracketRules(Record, frozen=True):
     """Numbers of the search."""
 
     near_gaps: int = 4
-    """Within so many gaps, the largest likely size was seen to say something about where the edge lies."""
+    """Within so many gaps, the largest likely size was a good hint of where the edge lies."""
 
 
 RULES = BracketRules()

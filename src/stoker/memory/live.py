@@ -162,7 +162,8 @@ class LiveSearch(Search):
             found = self._closed(guess)
         _release_cache()
         self.need(found)
-        return self.ran(found, max(self.without_retry(), default=None), None, "auto")
+        limit = self.ran(found, max(self.without_retry(), default=None), None, "auto")
+        return limit if limit.bytes_per_item else msgspec.structs.replace(limit, fixed_bytes=0)  # not known
 
     def _closed(self, guess: int | None) -> Bracket:
         ceiling, tolerance = SEARCH.ceiling, self.request.tolerance
@@ -181,14 +182,14 @@ class LiveSearch(Search):
         return min(asked if asked is not None else available, available) - self.request.reserve_bytes
 
     def _guess(self) -> int | None:
-        """The answer of a trace for the budget, less what this process holds beside the model."""
-        beside = max(0, torch.cuda.memory_allocated(self._device) - calls.model_bytes(self._model))
+        """The answer of a trace for the budget, less the other memory of this process."""
+        others_bytes = max(0, torch.cuda.memory_allocated(self._device) - calls.model_bytes(self._model))
         name = torch.cuda.get_device_name(self._device)
         capability = ".".join(map(str, torch.cuda.get_device_capability(self._device)))
         request = msgspec.structs.replace(
             self.request,
             method="trace",
-            gpu_memory=max(1, self.budget_bytes - beside),
+            gpu_memory=max(1, self.budget_bytes - others_bytes),
             reserve=0,
             gpu=name if is_known(name) else capability,
         )

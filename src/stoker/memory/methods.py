@@ -37,7 +37,7 @@ class ComfortRules(Record, frozen=True):
 
 
 class DoublingRules(Record, frozen=True):
-    """The manual search of the thesis (5.5.1)."""
+    """Doubling as published (5.5.1 of A. Tripathi's thesis, UT Austin, 2019)."""
 
     epoch_share: float = 0.01
     """It runs 0.5 to 2 % of an epoch's iterations at each size."""

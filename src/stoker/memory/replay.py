@@ -119,8 +119,8 @@ class _Player:
     def _try(self, event: int) -> None:
         """If there is no room, a convolution falls back to a plan without a workspace, and so do all later ones of its
         shape: torch keeps the plan that ran."""
-        wanted = self._log.allocations[event]
-        shape = (wanted.operator, wanted.fixed_bytes, self._sizes[event])
+        scratch = self._log.allocations[event]
+        shape = (scratch.operator, scratch.fixed_bytes, self._sizes[event])
         if shape in self._without:
             return
         try:
@@ -133,7 +133,7 @@ class _Player:
 
 
 class Estimate(Record, frozen=True):
-    """What the replay says about one budget. `most` is the larger of what fits with and without the workspaces of
+    """The replay's results for one budget. `most` is the larger of what fits with and without the workspaces of
     convolutions, `without_retry` the largest batch for which the allocator never has to return its cache."""
 
     likely: int

@@ -60,7 +60,7 @@ class Search(ABC):
         """Run steps at a batch size. Running out of memory is an outcome."""
 
     def see(self, example: Example) -> None:
-        """Keep what there is to say about the data."""
+        """Note the number of items, and what there is to know about their sizes."""
         self._items = example.of
         if example.note:
             self.notes.append(example.note)

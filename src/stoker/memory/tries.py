@@ -62,7 +62,7 @@ class TryFactory:
     """Makes tries from a workload whose model has been made on the host, in a process that touches no device.
 
     The process computes with one thread: a pool of threads would not survive a fork. A `lazy` model has zeros for its
-    large weights, which take neither time nor memory to make; use it if nobody looks at what the model computes.
+    large weights, which take neither time nor memory to make; use it if no outcome depends on what the model computes.
     """
 
     def __init__(self, workload: Workload, job: TryJob, *, lazy: bool = False) -> None:

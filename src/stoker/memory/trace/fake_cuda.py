@@ -94,7 +94,7 @@ def _watch_engine() -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before, Engine.state = Engine.state, "root"
         try:
-            with autograd.set_multithreading_enabled(False):  # a device's own thread would run beside this one
+            with autograd.set_multithreading_enabled(False):  # the engine must not use a thread for the device
                 return run(*args, **kwargs)
         finally:
             Engine.state = before

@@ -78,7 +78,7 @@ class _StepTrace:
         """Follow the step at a prime that divides no side of the model's tensors or of the batch's.
 
         If something seems to grow with the square of the batch, a side in between may be a multiple of the prime.
-        Another prime tells: the log with fewer squares is right.
+        So it is followed with another prime too, and the log with fewer squares is right.
         """
         model = self._make_model()
         first, *others = _primes(_sides(model, (self._batch, self._validation)))

@@ -26,7 +26,7 @@ class TailWaveRules(Record, frozen=True):
     tile_bytes: int = 256 * 128 * 4
     """One tile of sums."""
     few_waves: int = 8
-    """Up to so many waves of tiles, nothing was kept more often than something."""
+    """Up to so many waves of tiles, most recorded convolutions kept nothing."""
     share_of_tiles: int = 3
     """Beyond them, a third of a tile for each multiprocessor is the mean of what was recorded."""
 

@@ -110,11 +110,11 @@ def _convolution(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
 def _convolution_backward(gradient: Any, x: Any, weight: Any, bias_sizes: Any, *options: Any) -> Any:
     if x.dim() != weight.dim():
         return NotImplemented
-    wanted, last = options[-1], channels_last(x, weight)
+    needed, last = options[-1], channels_last(x, weight)
     return (
-        _laid_out(x.shape, x.dtype, last) if wanted[0] else None,
-        _laid_out(weight.shape, weight.dtype, last) if wanted[1] else None,
-        fresh((gradient.shape[1],), gradient.dtype) if wanted[2] else None,
+        _laid_out(x.shape, x.dtype, last) if needed[0] else None,
+        _laid_out(weight.shape, weight.dtype, last) if needed[1] else None,
+        fresh((gradient.shape[1],), gradient.dtype) if needed[2] else None,
     )
 
 
@@ -133,8 +133,8 @@ def _native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, trai
     made = _same(x)
     if made is NotImplemented:
         return NotImplemented
-    kept = (_per_channel(x), _per_channel(x)) if training else (fresh((0,), x.dtype), fresh((0,), x.dtype))
-    return made, *kept
+    saved = (_per_channel(x), _per_channel(x)) if training else (fresh((0,), x.dtype), fresh((0,), x.dtype))
+    return made, *saved
 
 
 def _cudnn_batch_norm_backward(x: Any, gradient: Any, weight: Any, *_: Any, **__: Any) -> Any:
@@ -146,13 +146,13 @@ def _cudnn_batch_norm_backward(x: Any, gradient: Any, weight: Any, *_: Any, **__
 
 def _native_batch_norm_backward(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
     made = _same(x)
-    wanted = rest[-1]
+    needed = rest[-1]
     if made is NotImplemented or weight is None:
         return NotImplemented
     return (
-        made if wanted[0] else None,
-        fresh(weight.shape, weight.dtype) if wanted[1] else None,
-        fresh(weight.shape, weight.dtype) if wanted[2] else None,
+        made if needed[0] else None,
+        fresh(weight.shape, weight.dtype) if needed[1] else None,
+        fresh(weight.shape, weight.dtype) if needed[2] else None,
     )
 
 
@@ -164,14 +164,14 @@ def _layer_norm(x: Any, shape: Sequence[int], *_: Any) -> Any:
 
 
 def _layer_norm_backward(
-    gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, wanted: Any
+    gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, needed: Any
 ) -> Any:
     if not x.is_contiguous():
         return NotImplemented
     return (
-        fresh(x.shape, x.dtype) if wanted[0] else None,
-        fresh(weight.shape, weight.dtype) if wanted[1] and weight is not None else None,
-        fresh(bias.shape, bias.dtype) if wanted[2] and bias is not None else None,
+        fresh(x.shape, x.dtype) if needed[0] else None,
+        fresh(weight.shape, weight.dtype) if needed[1] and weight is not None else None,
+        fresh(bias.shape, bias.dtype) if needed[2] and bias is not None else None,
     )
 
 
@@ -195,8 +195,8 @@ def _product_and_sum(bias: Any, left: Any, right: Any, *_: Any, **__: Any) -> An
 
 
 def _dropout(x: Any, p: float, train: bool | None) -> Any:
-    made, kept = _same(x), _same(x, torch.bool)
-    return NotImplemented if made is NotImplemented or not train else (made, kept)
+    made, saved = _same(x), _same(x, torch.bool)
+    return NotImplemented if made is NotImplemented or not train else (made, saved)
 
 
 _OPERATORS: dict[Rule, str] = {

@@ -6,7 +6,7 @@ rule is an exception to that, and names what it was read off. The first rule of 
 
 All of it is `scratch`: if there is no room, cuDNN has a plan without a workspace, as long as the input has fewer
 elements than 32 bits can count. The rules are the same for every model;
-`benchmarks/convolutions.py` says how near they come to what was recorded.
+`benchmarks/convolutions.py` measures how near they come to what was recorded.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ class ConvolutionNumbers(Record, frozen=True):
     half_tiles: int = 4
     """In half precision a tile is larger by this factor, so there is less to split."""
     worth_summing: float = 1.5
-    """Gradients of single items are kept if they take up to so many times the room of copies."""
+    """The gradient of each item apart is preferred up to so many times the size of copies."""
     many_weights: int = 2**19
     """From so many weights on, a forward product whose rows are not aligned is worth a copy;"""
     many_weights_backward: int = 2**18

@@ -26,7 +26,7 @@ class WorkspaceRules(Record, frozen=True):
     flash_width: int = 32
     """and the width of a head to a multiple of this."""
     counters_bytes: int = 256
-    """What cuDNN's attention keeps beside the sums of rows."""
+    """Counters of cuDNN's attention, in its workspace."""
     few_indices: int = 3072
     """Up to so many indices, an embedding's gradient is made without sorting them."""
     part_rows: int = 10
@@ -92,7 +92,7 @@ def _flash_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any
 
 
 def _cudnn_attention_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The kernel gathers the query's gradient in full precision in its workspace, beside the sums of rows."""
+    """The kernel gathers the query's gradient in full precision in its workspace, with the sums of rows."""
     query = args[1]
     result = returned(func, args, kwargs)
     log.allocate(result)
@@ -177,9 +177,9 @@ def _embedding_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs:
 # ---------------------------------------------------------------- losses
 
 
-def _loss_of(place: int, *, beside: int = 0) -> Kernel:
+def _loss_of(place: int, *, temporaries: int = 0) -> Kernel:
     """A loss that is made for every element and then reduced into its own first element: it keeps memory for all
-    elements, and takes `beside` more tensors of that size. `place` is the position of its reduction argument."""
+    elements, and takes `temporaries` more tensors of that size. `place` is the position of its reduction argument."""
 
     def run(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
         result = returned(func, args, kwargs)
@@ -188,7 +188,7 @@ def _loss_of(place: int, *, beside: int = 0) -> Kernel:
             return result
         size = _elements(*args[:2]) * result.element_size()
         log.allocate_larger(result, size)
-        _taken_together(log, *(size,) * beside)
+        _taken_together(log, *(size,) * temporaries)
         return result
 
     return run
@@ -280,8 +280,8 @@ KERNELS: dict[Any, Kernel] = {
     aten._softmax_backward_data.default: _needs_contiguous(2),
     aten._log_softmax.default: _needs_contiguous(1),
     aten._log_softmax_backward_data.default: _needs_contiguous(2),
-    aten.mse_loss.default: _loss_of(2, beside=1),
-    aten.smooth_l1_loss.default: _loss_of(2, beside=1),
+    aten.mse_loss.default: _loss_of(2, temporaries=1),
+    aten.smooth_l1_loss.default: _loss_of(2, temporaries=1),
     aten.soft_margin_loss.default: _loss_of(2),
     aten.binary_cross_entropy.default: _loss_of(3),
     aten.huber_loss.default: _huber_loss,
