@@ -136,7 +136,7 @@ def told(shape: Shape, mode: Any) -> int:
 
 
 def _told(shape: Shape, mode: Any, emit: OnEvent) -> int:
-    log = follow.record(workload(shape), mode, shape["precision"], None, gpu="h200")
+    log = follow.record(workload(shape), mode, Setting(precision=shape["precision"]), gpu="h200")
     return replay(log, shape["batch"], _UNLIMITED).allocated_peak_bytes
 
 

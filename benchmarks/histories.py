@@ -19,9 +19,9 @@ import stoker
 from stoker.events import OnEvent
 from stoker.measure.session import trial_server
 from stoker.measure.steps import make_step
-from stoker.memory.trace.follow import OPTIMIZERS
 from stoker.process import child
 from stoker.workload import calls
+from stoker.workload.optimizers import OPTIMIZERS
 
 GIB = 2**30
 Case = dict[str, Any]

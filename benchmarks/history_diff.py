@@ -12,37 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from common import arguments, say, write
+from history import History, Life, difference, lives_of_history, lives_of_log, load, replay_history
 
 from stoker.events import OnEvent
-from stoker.measure.session import open_workload, trial_server
-from stoker.memory import histories
-from stoker.memory.histories import History, Life
+from stoker.measure.session import open_workload
 from stoker.memory.replay import replay
 from stoker.memory.trace.log import AllocationLog
 from stoker.process import child
-from stoker.records import WorkloadSpec
+from stoker.records import OptimizerName, Setting, WorkloadSpec
 from stoker.units import format_bytes, parse_bytes
+from stoker.workload.optimizers import OPTIMIZERS
 
 
 def log_of(history: History) -> AllocationLog:
     source = WorkloadSpec(spec=history.name, data=None if ":" in history.name else "device")
-    what = (source, history.mode, history.precision, history.optimizer, history.channels_last)
-    return child.value(child.run(_record, what, server=trial_server(), kind=AllocationLog, stall_s=300))
+    setting = Setting(precision=history.precision, channels_last=history.channels_last)
+    what = (source, history.mode, setting, history.optimizer)
+    return child.value(child.run(_record, what, kind=AllocationLog, stall_s=300))
 
 
 def _record(
-    source: WorkloadSpec, mode: Any, precision: Any, optimizer: str | None, channels_last: bool, emit: OnEvent
+    source: WorkloadSpec, mode: Any, setting: Setting, optimizer: OptimizerName | None, emit: OnEvent
 ) -> AllocationLog:
     from stoker.memory.trace import follow
 
     workload = open_workload(source, mode, emit)
-    return follow.record(workload, mode, precision, optimizer, channels_last=channels_last)
+    if optimizer is not None:
+        workload = workload.with_(optimizer=OPTIMIZERS[optimizer])
+    return follow.record(workload, mode, setting)
 
 
 def compare(history: History) -> dict[str, Any]:
-    """A history's own peaks, its replay's, and those of a log that was never told of it."""
-    again = histories.replay_history(history)
-    told = replay(log_of(history), history.batch_size, history.cap_bytes or 2**60, steps=history.steps)
+    """A history's own peaks, its replay's, and those of a log of the same step."""
+    again = replay_history(history)
+    logged = replay(log_of(history), history.batch_size, history.cap_bytes or 2**60, steps=history.steps)
     stats = history.stats
     return {
         "model": history.name,
@@ -54,16 +57,16 @@ def compare(history: History) -> dict[str, Any]:
         "reserved_peak_bytes": stats.reserved_peak,
         "replay_allocated_error": again.allocated_peak_bytes / stats.allocated_peak - 1,
         "replay_reserved_error": again.reserved_peak_bytes / stats.reserved_peak - 1,
-        "log_allocated_error": told.allocated_peak_bytes / stats.allocated_peak - 1,
-        "log_reserved_error": told.reserved_peak_bytes / stats.reserved_peak - 1,
+        "log_allocated_error": logged.allocated_peak_bytes / stats.allocated_peak - 1,
+        "log_reserved_error": logged.reserved_peak_bytes / stats.reserved_peak - 1,
     }
 
 
 def show(history: History, phase: str, least_bytes: int) -> None:
     log = log_of(history)
-    found = histories.difference(
-        histories.lives_of_history(history, phase),
-        histories.lives_of_log(log, history.batch_size, phase, scratch=True),
+    found = difference(
+        lives_of_history(history, phase),
+        lives_of_log(log, history.batch_size, phase, scratch=True),
         least_bytes=least_bytes,
     )
     say(f"{history.name} at {history.batch_size}, {phase}: {found.matched} births in both")
@@ -106,7 +109,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for file in options.files:
-        history = histories.load(file)
+        history = load(file)
         if options.diff:
             show(history, options.phase, parse_bytes(options.least))
             continue

@@ -225,24 +225,25 @@ def truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...]) -> 
 
 def _truth(row: Row, auto: int, failed: list[int], beside: tuple[float, ...], emit: Any) -> Row:
     from stoker.measure.session import open_workload
-    from stoker.memory.trace.follow import OPTIMIZERS
-    from stoker.memory.tries import Job, TryFactory
-    from stoker.records import WorkloadSpec
+    from stoker.memory.tries import TryFactory, TryJob, TryOrder
+    from stoker.records import Setting, WorkloadSpec
+    from stoker.workload.optimizers import OPTIMIZERS
 
     workload = open_workload(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     if row["optimizer"]:
         workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"]])
-    job = Job(mode=row["mode"], precision=row["precision"], device=row["device"], budget_bytes=int(row["gib"] * GIB))
-    cradle = TryFactory(workload, job, lazy=True)
+    setting = Setting(precision=row["precision"])
+    job = TryJob(mode=row["mode"], setting=setting, device=row["device"], budget_bytes=int(row["gib"] * GIB))
+    factory = TryFactory(workload, job, lazy=True)
     tries: dict[int, bool] = dict.fromkeys(failed, False)
 
     def runs(size: int) -> bool:
         emit(Phase(name="trying_batch", text=f"{size}"))
         if size not in tries:
-            tries[size] = cradle.attempt(size).outcome == "done"
+            tries[size] = factory.attempt(TryOrder(batch_size=size)).outcome == "done"
         return tries[size]
 
-    again = [cradle.attempt(auto).outcome for _ in range(3)]
+    again = [factory.attempt(TryOrder(batch_size=auto)).outcome for _ in range(3)]
     tries[auto] = all(outcome == "done" for outcome in again)
     low, high = auto, min((size for size in failed if size > auto), default=auto * 2)
     while high - low > max(1, low // _FINE):
@@ -269,10 +270,10 @@ def _peer_parts(row: Row, emit: Any) -> tuple[Any, Any, Any]:
     import torch
 
     from stoker.measure.session import open_workload
-    from stoker.memory.trace.follow import OPTIMIZERS
     from stoker.records import WorkloadSpec
     from stoker.workload import calls
     from stoker.workload.example import worst_example
+    from stoker.workload.optimizers import OPTIMIZERS
 
     workload = open_workload(WorkloadSpec(spec=row["model"], data="device"), row["mode"], emit)
     workload = workload.with_(optimizer=OPTIMIZERS[row["optimizer"] or "momentum"])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     doctor = inspect
     from stoker.marks import stage as stage
     from stoker.measure.profile import profile as profile
+    from stoker.memory.limit import LimitRequest as LimitRequest
     from stoker.memory.limit import limit as limit
     from stoker.memory.live import prime as prime
     from stoker.records import Extent as Extent
@@ -37,6 +38,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Extent": "stoker.records:Extent",
     "Limit": "stoker.records.answers:Limit",
+    "LimitRequest": "stoker.memory.limit:LimitRequest",
     "Machine": "stoker.records:Machine",
     "WorkloadSpec": "stoker.records:WorkloadSpec",
     "Plan": "stoker.records:Plan",

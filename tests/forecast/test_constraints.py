@@ -28,7 +28,7 @@ def test_each_bound_is_named(setting: Setting, item_bytes: int, bound: str | Non
 
 
 def test_gradients_that_are_kept_for_the_next_batch_take_room() -> None:
-    bounds = bounds_of(FACTS, max_batch=256, kept_items=10)
+    bounds = bounds_of(FACTS, max_batch=256, max_accumulating_batch=246)
     assert ruled_out(Setting(batch_size=256), 1, bounds) is None
     assert ruled_out(Setting(batch_size=246, accumulate=2), 1, bounds) is None
     found = ruled_out(Setting(batch_size=247, accumulate=2), 1, bounds)

@@ -54,7 +54,7 @@ def test_doubling_then_bisection_finds_the_edge(edge: int, start: int) -> None:
 
 @given(EDGES, GUESSES, st.integers(0, 6000))
 def test_any_word_about_the_most_that_is_likely_leaves_the_edge_where_it_is(edge: int, guess: int, most: int) -> None:
-    found = close(lambda size: size <= edge, guess=guess, ceiling=10**6, ahead=lambda sizes: most)
+    found = close(lambda size: size <= edge, guess=guess, ceiling=10**6, before_each=lambda state: most)
     assert found.failed is not None
     assert found.ran <= edge < found.failed
     assert found.failed - found.ran <= max(1, int(found.ran * 0.01))
@@ -78,7 +78,7 @@ def test_half_the_way_is_gone_to_the_most_that_is_likely_where_that_is_near(
         lambda size: tried.append(size) or size <= edge,  # type: ignore[func-returns-value]
         guess=397,
         ceiling=10**6,
-        ahead=lambda sizes: 406,
+        before_each=lambda state: 406,
     )
     assert tried == sizes
     assert found == Bracket(ran=last[0], failed=last[1])
@@ -91,20 +91,6 @@ def test_a_size_that_is_likely_at_most_and_lies_far_off_is_not_gone_to(edge: int
         lambda size: tried.append(size) or size <= edge,  # type: ignore[func-returns-value]
         guess=397,
         ceiling=10**6,
-        ahead=lambda sizes: 500,
+        before_each=lambda state: 500,
     )
     assert tried == sizes
-
-
-def test_what_may_come_next_is_told_ahead() -> None:
-    told: list[list[int]] = []
-
-    def ahead(sizes: list[int]) -> None:
-        told.append(sizes)
-
-    close(lambda size: size < 202, guess=200, ceiling=10**6, tolerance=0.005, ahead=ahead)
-    assert told == [[200, 201, 202], [201, 202], [202, 204]], "two beyond a guess, then one"
-    told.clear()
-    close(lambda size: size < 180, guess=200, ceiling=10**6, tolerance=0.01, ahead=ahead)
-    assert told[1] == [199, 198, 196], "below what failed, as if all of them did"
-    assert told[-3] == [180, 182, 178], "between two known ends, the next and what follows if it holds or fails"

@@ -14,12 +14,13 @@ import stoker
 from stoker.errors import InputError
 from stoker.events import OnEvent
 from stoker.measure.session import open_workload
-from stoker.memory import traced
 from stoker.memory.allocator import rounded
-from stoker.memory.limit import Question, limit
+from stoker.memory.limit import limit
 from stoker.memory.replay import largest, most_alive, replay
-from stoker.memory.trace.log import AllocationLog, Storage
+from stoker.memory.trace.log import Allocation, AllocationLog
 from stoker.process import child
+from stoker.records import Setting
+from stoker.workload.optimizers import OPTIMIZERS
 
 GIB = 2**30
 MIB = 2**20
@@ -30,12 +31,15 @@ def log_of(
     workload: stoker.Workload | str, mode: str, precision: str = "fp32", optimizer: str | None = None
 ) -> AllocationLog:
     source: Any = stoker.WorkloadSpec(spec=workload, data="device") if isinstance(workload, str) else workload
-    question = Question(method="trace", precision=precision, optimizer=optimizer)  # type: ignore[arg-type]
-    return child.value(child.run(_logged, (source, mode, question), kind=AllocationLog))
+    setting = Setting(precision=precision)  # type: ignore[arg-type]
+    return child.value(child.run(_logged, (source, mode, setting, optimizer), kind=AllocationLog))
 
 
-def _logged(source: Any, mode: Any, question: Question, emit: OnEvent) -> AllocationLog:
-    return traced.record(open_workload(source, mode, emit), mode, question, None)
+def _logged(source: Any, mode: Any, setting: Setting, optimizer: Any, emit: OnEvent) -> AllocationLog:
+    from stoker.memory.trace import follow
+
+    workload = open_workload(source, mode, emit)
+    return follow.record(workload.with_(optimizer=OPTIMIZERS[optimizer]) if optimizer else workload, mode, setting)
 
 
 def vectors(model: Any, width: int = 1024, **parts: Any) -> stoker.Workload:
@@ -51,7 +55,7 @@ def test_inference_of_one_layer_is_its_weights_its_input_and_its_output() -> Non
     batch = 4096
     weights = 1024 * 512 * 4 + 512 * 4
     inputs, labels, outputs = batch * 1024 * 4, batch * 8, batch * 512 * 4
-    found = replay(log, batch, PLENTY, workspace_bytes=0)
+    found = replay(msgspec.structs.replace(log, workspace_bytes=0), batch, PLENTY)
     fused_bias = MIB  # what cuBLASLt takes once, to add the bias on the way
     assert found.allocated_peak_bytes == pytest.approx(weights + inputs + labels + outputs + fused_bias, abs=8 * 512)
 
@@ -60,7 +64,7 @@ def test_the_workspace_of_matrix_products_is_counted_once_a_thread() -> None:
     workload = vectors(lambda: torch.nn.Sequential(torch.nn.Linear(1024, 512), torch.nn.Linear(512, 10)))
     for mode, handles in (("infer", 1), ("train", 2)):
         log = log_of(workload, mode)
-        assert sum(storage.kind == "workspace" for storage in log.storages) == handles
+        assert sum(storage.kind == "workspace" for storage in log.allocations) == handles
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2)])
@@ -69,7 +73,7 @@ def test_an_optimizer_keeps_so_many_copies_of_the_weights(optimizer: str, copies
     weights = 1024 * 1024 * 4
     born = [event for event in log.first if event >= 0]
     died = {-event - 1 for event in log.first if event < 0}
-    kept = [log.storages[number].fixed_bytes for number in born if number not in died]
+    kept = [log.allocations[number].fixed_bytes for number in born if number not in died]
     assert [size for size in kept if size >= weights] == [weights] * copies
 
 
@@ -80,7 +84,7 @@ def test_what_does_not_learn_has_no_gradient() -> None:
         return torch.nn.Sequential(body, head)
 
     log = log_of(vectors(frozen), "train")
-    gradients = [storage for storage in log.storages[4:] if storage.fixed_bytes == 1024 * 1024 * 4]
+    gradients = [storage for storage in log.allocations[4:] if storage.fixed_bytes == 1024 * 1024 * 4]
     assert gradients == []
 
 
@@ -96,7 +100,7 @@ def test_tied_weights_are_counted_once() -> None:
             return self.second(self.first(x))  # type: ignore[no-any-return]
 
     log = log_of(vectors(Tied), "infer")
-    assert [log.storages[event].fixed_bytes for event in log.init] == [1024 * 1024 * 4]
+    assert [log.allocations[event].fixed_bytes for event in log.init] == [1024 * 1024 * 4]
 
 
 class Blocks(torch.nn.Module):
@@ -161,10 +165,10 @@ def test_a_search_over_any_monotone_predicate_finds_the_edge(edge: int, near: in
     some.integers(1, 4),
 )
 def test_nothing_fits_whose_tensors_alone_do_not(sizes: list[tuple[int, int]], mib: int, kept: int) -> None:
-    storages = tuple(Storage(fixed_bytes=fixed, item_bytes=item) for fixed, item in sizes)
+    allocations = tuple(Allocation(fixed_bytes=fixed, item_bytes=item) for fixed, item in sizes)
     births = tuple(range(len(sizes)))
     deaths = tuple(-n - 1 for n in births[kept:])
-    log = AllocationLog(storages=storages, init=(), first=(*births, *deaths), steady=(), batch_size=251)
+    log = AllocationLog(allocations=allocations, init=(), first=(*births, *deaths), steady=(), batch_size=251)
     bound = most_alive(log, mib * MIB)
     assert not replay(log, bound + 1, mib * MIB, steps=1).fits
     assert most_alive(msgspec.structs.replace(log, first=()), mib * MIB) > bound, "nothing is made: anything fits"
@@ -173,13 +177,13 @@ def test_nothing_fits_whose_tensors_alone_do_not(sizes: list[tuple[int, int]], m
 
 @given(some.lists(some.tuples(some.integers(0, 4 * MIB), some.integers(0, 4096)), min_size=1, max_size=20))
 def test_a_replay_holds_at_least_what_is_alive_at_once(sizes: list[tuple[int, int]]) -> None:
-    storages = tuple(Storage(fixed_bytes=fixed, item_bytes=item) for fixed, item in sizes)
+    allocations = tuple(Allocation(fixed_bytes=fixed, item_bytes=item) for fixed, item in sizes)
     births = tuple(range(len(sizes)))
     log = AllocationLog(
-        storages=storages, init=(), first=(*births, *(-n - 1 for n in births)), steady=(), batch_size=251
+        allocations=allocations, init=(), first=(*births, *(-n - 1 for n in births)), steady=(), batch_size=251
     )
     found = replay(log, 7, PLENTY, steps=1)
-    assert found.allocated_peak_bytes >= sum(rounded(storage.at(7)) for storage in storages)
+    assert found.allocated_peak_bytes >= sum(rounded(storage.at(7)) for storage in allocations)
     assert found.reserved_peak_bytes >= found.allocated_peak_bytes
 
 
@@ -195,6 +199,17 @@ def test_more_memory_never_means_a_smaller_batch() -> None:
 
 
 # ---------------------------------------------------------------- what cannot be
+
+
+def test_a_loop_that_accumulates_fits_fewer_items_however_many_batches_it_gathers() -> None:
+    found = {
+        batches: limit("vit_b_16", gpu_memory="8GiB", mode="train", method="trace", gpu="h200", accumulate=batches)
+        for batches in (1, 2, 8)
+    }
+    gradients = 86_567_656 * 4
+    lost = found[1].max_batch - found[2].max_batch
+    assert lost * found[1].bytes_per_item == pytest.approx(gradients, rel=0.5), "a few items are what they take"
+    assert found[8].max_batch == found[2].max_batch
 
 
 def test_a_model_that_is_too_large_says_by_how_much() -> None:

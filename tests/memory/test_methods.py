@@ -9,11 +9,11 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.memory import methods, search, traced
-from stoker.memory.device_memory import Room
-from stoker.memory.limit import Question
+from stoker.memory import ahead, methods, search
+from stoker.memory.limit import LimitRequest
+from stoker.memory.replay import Estimate, Replays
 from stoker.memory.trace.log import AllocationLog
-from stoker.memory.traced import Estimate
+from stoker.memory.tries import DeviceMemory, TryOrder
 from stoker.process.wire import Failure
 from stoker.records import Attempt, Gpu, Limit, Method, Problem
 from stoker.workload.example import worst_example
@@ -45,19 +45,19 @@ class Given:
 class Begun:
     """A try that was begun; it is made when somebody asks for what came of it."""
 
-    def __init__(self, card: "Card", batch_size: int, how: dict[str, Any]) -> None:
-        self._card, self._batch_size, self._how = card, batch_size, how
-        Card.begun.append(batch_size)
+    def __init__(self, card: "Card", order: TryOrder) -> None:
+        self._card, self._order = card, order
+        Card.begun.append(order.batch_size)
         Card.under_way += 1
         Card.most_at_once = max(Card.most_at_once, Card.under_way)
 
-    def probe(self) -> Attempt:
+    def result(self) -> Attempt:
         Card.under_way -= 1
-        return self._card.attempt(self._batch_size, **self._how)
+        return self._card.attempt(self._order)
 
     def stop(self) -> None:
         Card.under_way -= 1
-        Card.stopped.append(self._batch_size)
+        Card.stopped.append(self._order.batch_size)
 
 
 class Card:
@@ -77,30 +77,19 @@ class Card:
         Card.tried, Card.begun, Card.stopped = [], [], []
         Card.under_way = Card.most_at_once = Card.most_there = Card.standing_by = 0
 
-    def begin(self, batch_size: int, **how: Any) -> Begun:
-        Card.standing_by = max(0, Card.standing_by - 1)
-        return Begun(self, batch_size, how)
+    def look(self) -> Given:
+        total = max(TOTAL, self.free_bytes)
+        return Given(DeviceMemory(device="a card", total_bytes=total, free_bytes=self.free_bytes))
 
-    def stand_by(self, count: int) -> None:
-        Card.standing_by = max(count, Card.standing_by)
-        Card.most_there = max(Card.most_there, Card.standing_by + Card.under_way)
-
-    def end(self) -> None:
-        Card.standing_by = 0
-
-    def room(self) -> Given:
-        return Given(Room(device="a card", total_bytes=max(TOTAL, self.free_bytes), free_bytes=self.free_bytes))
-
-    def attempt(
-        self, batch_size: int, *, steps: int = 3, primed: bool = False, expandable: bool = False, weigh: bool = False
-    ) -> Attempt:
+    def attempt(self, order: TryOrder) -> Attempt:
+        batch_size, steps = order.batch_size, order.steps
         Card.tried.append(batch_size)
         free = self.free_bytes
         if self.filled_after is not None and len(Card.tried) > self.filled_after:
             free -= 300 * MIB
         if self.broken_from is not None and batch_size >= self.broken_from:
             return Attempt(batch_size=batch_size, outcome="failed", problem=Problem(sentence="an index is too large"))
-        budget = min(free, self.job.budget_bytes or free) + (50 * MIB if primed or expandable else 0)
+        budget = min(free, self.job.budget_bytes or free) + (50 * MIB if order.primed or order.expandable else 0)
         memory = FIXED + ITEM * batch_size
         return Attempt(
             batch_size=batch_size,
@@ -116,52 +105,71 @@ class Card:
         )
 
 
+class StandingBy:
+    """Stands in for the tries that wait at the card."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+
+    def begin(self, order: TryOrder) -> Begun:
+        Card.standing_by = max(0, Card.standing_by - 1)
+        return Begun(self._card, order)
+
+    def wait_for(self, count: int) -> None:
+        Card.standing_by = max(count, Card.standing_by)
+        Card.most_there = max(Card.most_there, Card.standing_by + Card.under_way)
+
+    def end(self) -> None:
+        Card.standing_by = 0
+
+
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> type[Card]:
     """A fresh card, on which steps cannot be followed unless a test says so."""
     fresh = type("FreshCard", (Card,), {})
     monkeypatch.setattr(search, "TryFactory", fresh)
-    monkeypatch.setattr(methods, "_card", lambda question: GPU)
+    monkeypatch.setattr(ahead, "StandBy", StandingBy)
+    monkeypatch.setattr(methods, "_card", lambda request: GPU)
     failure = Failure(kind="InputError", sentence="this step cannot be followed", trace="")
-    monkeypatch.setattr(search.Search, "_trace", lambda self: Given(failure))
+    monkeypatch.setattr(search.ForkedSearch, "_trace", lambda self: Given(failure))
     return fresh
 
 
-def follows(monkeypatch: pytest.MonkeyPatch, likely: int, calm: int, most: int | None = None) -> None:
+def follows(monkeypatch: pytest.MonkeyPatch, likely: int, without_retry: int, most: int | None = None) -> None:
     """Let the trace say so much."""
-    log = AllocationLog(storages=(), init=(), first=(), steady=(), batch_size=251)
+    log = AllocationLog(allocations=(), init=(), first=(), steady=(), batch_size=251)
     said = Estimate(
         likely=likely,
         most=most or likely,
         interval=(1, 10**6),
-        calm=calm,
+        without_retry=without_retry,
         peak_bytes=1,
         bytes_per_item=ITEM,
         fixed_bytes=FIXED,
     )
-    monkeypatch.setattr(search.Search, "_trace", lambda self: Given(log))
-    monkeypatch.setattr(traced.Replays, "likely", likely)
-    monkeypatch.setattr(traced.Replays, "estimate", lambda self: said)
-    monkeypatch.setattr(traced.Replays, "primed", lambda self: likely + 4)
+    monkeypatch.setattr(search.ForkedSearch, "_trace", lambda self: Given(log))
+    monkeypatch.setattr(Replays, "likely", likely)
+    monkeypatch.setattr(Replays, "estimate", lambda self: said)
+    monkeypatch.setattr(Replays, "primed", lambda self: likely + 4)
 
 
 def ask(method: Method = "auto", **options: Any) -> Limit:
     workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(5000, 4)))
-    return methods.answer(workload, Question(method=method, **options), lambda _: None)
+    return methods.answer(workload, LimitRequest(method=method, **options), lambda _: None)
 
 
 @pytest.mark.parametrize("guess", [84, 70, 200, 1])
 def test_auto_runs_what_it_answers_whatever_the_trace_said(
     card: type[Card], monkeypatch: pytest.MonkeyPatch, guess: int
 ) -> None:
-    follows(monkeypatch, likely=guess, calm=guess)
+    follows(monkeypatch, likely=guess, without_retry=guess)
     found = ask()
     assert (found.max_batch, found.ran, found.predicted_batch) == (84, True, guess)
     assert 85 in Card.tried, "the next size up was seen to fail"
 
 
 def test_a_good_guess_takes_two_tries(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=84)
+    follows(monkeypatch, likely=84, without_retry=84)
     assert ask().max_batch == 84
     assert Card.tried == [84, 85]
 
@@ -170,10 +178,10 @@ def test_a_good_guess_takes_two_tries(card: type[Card], monkeypatch: pytest.Monk
 def test_where_the_card_has_room_what_a_good_guess_needs_is_begun_at_once(
     card: type[Card], monkeypatch: pytest.MonkeyPatch, total: int, side_by_side: bool
 ) -> None:
-    follows(monkeypatch, likely=84, calm=70)
+    follows(monkeypatch, likely=84, without_retry=70)
     monkeypatch.setattr(card, "retries_above", 75)
     monkeypatch.setattr(card, "free_bytes", total * MIB)
-    found = ask(gpu_memory_bytes=940 * MIB)
+    found = ask(gpu_memory=940 * MIB)
     assert (found.max_batch, found.comfortable_batch) == (84, 70)
     assert Card.tried == [84, 85, 70]
     assert Card.begun == ([84, 85, 86, 70] if side_by_side else [84, 85, 70]), "and what comes next if they hold"
@@ -186,18 +194,18 @@ def test_what_is_the_most_likely_shows_the_way_where_one_try_goes_at_a_time(
     card: type[Card], monkeypatch: pytest.MonkeyPatch, total: int, sizes: list[int]
 ) -> None:
     """Where several do, the next size has begun when it is known."""
-    follows(monkeypatch, likely=80, calm=80, most=84)
+    follows(monkeypatch, likely=80, without_retry=80, most=84)
     monkeypatch.setattr(card, "free_bytes", total * MIB)
-    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert ask(gpu_memory=940 * MIB).max_batch == 84
     assert Card.tried == sizes
 
 
 def test_where_many_retries_are_told_one_size_is_begun_ahead(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=70)
-    monkeypatch.setattr(traced.Replays, "retries", 9)
+    follows(monkeypatch, likely=84, without_retry=70)
+    monkeypatch.setattr(Replays, "retries", 9)
     monkeypatch.setattr(card, "retries_above", 75)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
-    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert ask(gpu_memory=940 * MIB).max_batch == 84
     assert (Card.begun, Card.stopped) == ([84, 85, 70], [])
 
 
@@ -215,30 +223,30 @@ def test_tries_come_to_the_device_at_once_where_the_driver_says_that_there_is_ro
             there.append(Card.standing_by)
             return super().result()
 
-    def room(self: Card) -> Given:
-        return Looked(Room(device="a card", total_bytes=TOTAL, free_bytes=found * MIB))
+    def look(self: Card) -> Given:
+        return Looked(DeviceMemory(device="a card", total_bytes=TOTAL, free_bytes=found * MIB))
 
-    follows(monkeypatch, likely=84, calm=84)
+    follows(monkeypatch, likely=84, without_retry=84)
     monkeypatch.setattr(card, "free_bytes", found * MIB)
-    monkeypatch.setattr(card, "room", room)
+    monkeypatch.setattr(card, "look", look)
     monkeypatch.setattr(methods, "_card", lambda _: msgspec.structs.replace(GPU, memory_free_bytes=by_driver * MIB))
-    limit = ask(gpu_memory_bytes=940 * MIB)
+    limit = ask(gpu_memory=940 * MIB)
     assert (there, limit.gpu_memory_bytes) == ([early], budget * MIB)
     assert limit.max_batch == (budget * MIB - FIXED) // ITEM
 
 
 def test_tries_that_nobody_needs_are_ended(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=70)
+    follows(monkeypatch, likely=84, without_retry=70)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
-    found = ask(gpu_memory_bytes=940 * MIB)
+    found = ask(gpu_memory=940 * MIB)
     assert (found.max_batch, found.comfortable_batch) == (84, 84)
     assert set(Card.begun) - set(Card.stopped) == {84, 85}
 
 
 def test_a_card_with_room_for_two_tries_two_at_once(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=86, calm=70)
+    follows(monkeypatch, likely=86, without_retry=70)
     monkeypatch.setattr(card, "free_bytes", 4000 * MIB)
-    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert ask(gpu_memory=940 * MIB).max_batch == 84
     assert Card.tried == [86, 85, 84]
     assert Card.begun[:2] == [86, 87]
 
@@ -247,30 +255,30 @@ def test_a_card_with_room_for_two_tries_two_at_once(card: type[Card], monkeypatc
 def test_the_next_try_waits_at_the_device_where_it_has_room_beside_the_one_under_way(
     card: type[Card], monkeypatch: pytest.MonkeyPatch, free: int, there: int
 ) -> None:
-    follows(monkeypatch, likely=84, calm=70)
+    follows(monkeypatch, likely=84, without_retry=70)
     monkeypatch.setattr(card, "free_bytes", free * MIB)
-    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    assert ask(gpu_memory=940 * MIB).max_batch == 84
     assert (Card.most_at_once, Card.most_there, Card.standing_by) == (1, there, 0)
 
 
 def test_a_card_that_takes_one_process_at_a_time_gets_one(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=70)
+    follows(monkeypatch, likely=84, without_retry=70)
     monkeypatch.setattr(card, "free_bytes", 20_000 * MIB)
-    monkeypatch.setattr(methods, "_card", lambda question: msgspec.structs.replace(GPU, exclusive=True))
-    assert ask(gpu_memory_bytes=940 * MIB).max_batch == 84
+    monkeypatch.setattr(methods, "_card", lambda request: msgspec.structs.replace(GPU, exclusive=True))
+    assert ask(gpu_memory=940 * MIB).max_batch == 84
     assert Card.tried == [84, 85]
     assert (Card.most_at_once, Card.most_there) == (1, 1)
 
 
 def test_a_whole_card_is_never_shared(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=70)
+    follows(monkeypatch, likely=84, without_retry=70)
     assert ask().max_batch == 84
     assert Card.tried == [84, 85]
     assert (Card.most_at_once, Card.most_there) == (1, 1)
 
 
 def test_cudnn_benchmark_gets_one_more_try_for_comfort(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=80)
+    follows(monkeypatch, likely=84, without_retry=80)
     monkeypatch.setattr(card, "retries_above", 10)
     assert ask(cudnn_benchmark=True).comfortable_batch is None
     assert Card.tried == [84, 85, 80]
@@ -295,7 +303,7 @@ def test_two_points_lie_on_a_line(card: type[Card]) -> None:
     assert found.bytes_per_item == ITEM
     assert found.fixed_bytes == FIXED
     assert ask("two-point", gpus=3).max_batch == 3 * 84
-    assert ask("two-point", reserve_bytes=100 * MIB).max_batch == 74
+    assert ask("two-point", reserve=100 * MIB).max_batch == 74
 
 
 def test_two_points_warn_of_recurrent_nets(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +317,7 @@ def test_two_points_warn_of_recurrent_nets(card: type[Card], monkeypatch: pytest
 
 def test_the_comfortable_batch_ran_without_a_retry(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
     card.retries_above = 60
-    follows(monkeypatch, likely=84, calm=62)
+    follows(monkeypatch, likely=84, without_retry=62)
     found = ask()
     assert found.max_batch == 84
     assert found.comfortable_batch == 58, "62 needed one; five per cent below it did not"
@@ -318,8 +326,8 @@ def test_the_comfortable_batch_ran_without_a_retry(card: type[Card], monkeypatch
 
 
 def test_advice_is_run(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=84, calm=84)
-    primed, expandable = ask(gpu_memory_bytes=900 * MIB, advise=True).remedies
+    follows(monkeypatch, likely=84, without_retry=84)
+    primed, expandable = ask(gpu_memory=900 * MIB, advise=True).remedies
     assert (primed.max_batch, primed.predicted_batch) == (85, 88)
     assert (expandable.max_batch, expandable.predicted_batch) == (85, None)
 
@@ -328,13 +336,13 @@ def test_what_others_hold_is_taken_off_and_said(card: type[Card]) -> None:
     found = ask()
     assert found.gpu_memory_bytes == 940 * MIB
     assert any("60 MiB of 1000 MiB is held" in note for note in found.notes)
-    found = ask(gpu_memory_bytes=990 * MIB)
+    found = ask(gpu_memory=990 * MIB)
     assert found.gpu_memory_bytes == 940 * MIB
     assert any("only 940 MiB of the 990 MiB asked for is free" in note for note in found.notes)
 
 
 def test_someone_who_fills_the_card_meanwhile_is_noticed(card: type[Card], monkeypatch: pytest.MonkeyPatch) -> None:
-    follows(monkeypatch, likely=80, calm=80)
+    follows(monkeypatch, likely=80, without_retry=80)
     card.filled_after = 1
     found = ask()
     assert any("another process took 300 MiB during the search" in note for note in found.notes)
@@ -342,12 +350,12 @@ def test_someone_who_fills_the_card_meanwhile_is_noticed(card: type[Card], monke
 
 def test_a_budget_beyond_the_card_is_refused(card: type[Card]) -> None:
     with pytest.raises(InputError, match=r"a card has 1000 MiB, and 1.95 GiB was asked for"):
-        ask(gpu_memory_bytes=2000 * MIB)
+        ask(gpu_memory=2000 * MIB)
 
 
 def test_a_model_that_does_not_fit_at_one_says_by_how_much(card: type[Card]) -> None:
     with pytest.raises(InputError, match=r"not even a batch of 1 fits in 50 MiB: it needs about 110 MiB, 60 MiB more"):
-        ask("search", gpu_memory_bytes=50 * MIB)
+        ask("search", gpu_memory=50 * MIB)
 
 
 def test_a_step_that_always_fails_is_not_out_of_memory(card: type[Card]) -> None:
@@ -365,7 +373,7 @@ def test_a_step_that_fails_only_when_large_bounds_the_batch(card: type[Card]) ->
 
 def test_a_set_smaller_than_the_batch_is_said(card: type[Card]) -> None:
     workload = stoker.Workload(model=torch.nn.Linear(4, 4), dataset=TensorDataset(torch.zeros(20, 4)))
-    found = methods.answer(workload, Question(method="search"), lambda _: None)
+    found = methods.answer(workload, LimitRequest(method="search"), lambda _: None)
     assert any("the set has only 20 items" in note for note in found.notes)
 
 

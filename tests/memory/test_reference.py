@@ -1,7 +1,7 @@
 """What a trace says of memory, against what the same step really takes on the CPU, whose kernels do alike here."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 import stoker
 from stoker import Limit
 from stoker.errors import InputError
-from stoker.memory.limit import OPTIMIZER_NAMES
-from stoker.memory.trace.follow import OPTIMIZERS
+from stoker.records import OptimizerName
+from stoker.workload.optimizers import OPTIMIZERS
 
 WIDTH = 16384
 MEMORY = 2 * 2**30
@@ -276,7 +276,7 @@ def test_a_value_that_is_only_looked_at_does_not_matter() -> None:
     for each, words in ((step, "followed with 0 and with 1, alike"), (checked, "followed with 0, as the other raises")):
         told = traced(workload(layer, lambda: torch.zeros(512), step=each))
         assert told.max_batch == pytest.approx(plain.max_batch, rel=0.01)
-        assert [said for said in told.unseen if words in said and "test_limit_reference.py" in said]
+        assert [said for said in told.unseen if words in said and "test_reference.py" in said]
 
 
 def test_a_mask_that_hides_nothing_is_dropped_as_transformers_does() -> None:
@@ -296,7 +296,7 @@ def test_a_mask_that_hides_nothing_is_dropped_as_transformers_does() -> None:
 
 
 def test_the_optimizers_that_can_be_asked_for_are_those_that_are_known() -> None:
-    assert set(OPTIMIZER_NAMES) == set(OPTIMIZERS)
+    assert set(get_args(OptimizerName)) == set(OPTIMIZERS)
 
 
 def test_what_is_needed_is_never_more_than_there_is() -> None:
@@ -331,7 +331,7 @@ def test_a_persons_own_error_is_theirs_and_has_its_line() -> None:
         out: torch.Tensor = model(batch).sum()
         return out * 2 if out.item() > 0 else out
 
-    with pytest.raises(InputError, match=r"OSError: page 7 is gone, at .*test_limit_reference.py:\d+"):
+    with pytest.raises(InputError, match=r"OSError: page 7 is gone, at .*test_reference.py:\d+"):
         traced(stoker.Workload(model=lambda: nn.Linear(8, 8), dataset=Broken()), mode="infer")
     with pytest.raises(InputError, match=r"the step fails .*ValueError: wrong shape somewhere, at .*:\d+"):
         traced(workload(lambda: nn.Linear(8, 8), lambda: torch.zeros(8), step=broken))

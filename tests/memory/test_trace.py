@@ -17,23 +17,23 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.memory.replay import largest, replay, sturdy
-from stoker.memory.trace import masks
+from stoker.memory.replay import largest, largest_stable, replay
+from stoker.memory.trace import quirks
 from stoker.memory.trace.gpus import architecture
-from stoker.memory.trace.log import AllocationLog, Reduction, Storage
+from stoker.memory.trace.log import Allocation, AllocationLog, Reduction
 from stoker.process import child
+from stoker.records import Setting
+from stoker.workload.optimizers import OPTIMIZERS
 
 MIB = 2**20
 PLENTY = 2**60
 ITEM = 4  # bytes of a number in full precision
 
 
-def _record(
-    workload: stoker.Workload, mode: Any, precision: Any, optimizer: str, options: Any, _: Any
-) -> AllocationLog:
+def _record(workload: stoker.Workload, mode: Any, setting: Setting, options: Any, _: Any) -> AllocationLog:
     from stoker.memory.trace import follow
 
-    return follow.record(workload, mode, precision, optimizer, **options)
+    return follow.record(workload, mode, setting, **options)
 
 
 def log_of(
@@ -41,14 +41,18 @@ def log_of(
     x: torch.Tensor,
     mode: str = "train",
     precision: str = "fp32",
-    optimizer: str = "sgd",
+    optimizer: Any = "sgd",
     *,
     parts: dict[str, Any] | None = None,
+    channels_last: bool = False,
+    accumulate: int = 1,
     **options: Any,
 ) -> AllocationLog:
     dataset = TensorDataset(x.expand(8, *x.shape), torch.zeros(8, dtype=torch.long))
-    workload = stoker.Workload(model=model, dataset=dataset, loss=_mean_loss, **(parts or {}))
-    return child.value(child.run(_record, (workload, mode, precision, optimizer, options), kind=AllocationLog))
+    chosen = {"optimizer": OPTIMIZERS.get(optimizer), **(parts or {})}
+    workload = stoker.Workload(model=model, dataset=dataset, loss=_mean_loss, **chosen)
+    setting = Setting(precision=precision, channels_last=channels_last, accumulate=accumulate)  # type: ignore[arg-type]
+    return child.value(child.run(_record, (workload, mode, setting, options), kind=AllocationLog))
 
 
 def _mean_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
@@ -58,7 +62,7 @@ def _mean_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 def births(log: AllocationLog, operator: str, batch_size: int = 64) -> list[int]:
     """The sizes that operations of this name asked for in the first step."""
     numbers = [event for event in log.first if event >= 0]
-    found = [log.storages[number] for number in numbers]
+    found = [log.allocations[number] for number in numbers]
     return [storage.at(batch_size) for storage in found if operator in storage.operator and storage.at(batch_size)]
 
 
@@ -157,7 +161,7 @@ def test_a_norm_copies_what_is_not_contiguous() -> None:
 def test_points_are_a_product_and_larger_kernels_copy_their_operands() -> None:
     def workspaces(side: int, precision: str = "fp32") -> list[int]:
         log = log_of(lambda: nn.Conv2d(64, 64, side, padding=side // 2), torch.zeros(64, 16, 16), "infer", precision)
-        return [storage.at(64) for storage in log.storages if storage.kind == "scratch"]
+        return [storage.at(64) for storage in log.allocations if storage.kind == "scratch"]
 
     image = 64 * 64 * 16 * 16 * ITEM
     assert workspaces(1) == []
@@ -168,7 +172,7 @@ def test_points_are_a_product_and_larger_kernels_copy_their_operands() -> None:
 def test_an_output_is_there_before_its_product_asks_for_a_workspace() -> None:
     """As recorded of every model: what is kept lies behind the output, not before it."""
     log = log_of(lambda: nn.Linear(1024, 512), torch.zeros(1024), "infer")
-    born = [log.storages[event] for event in log.first if event >= 0]
+    born = [log.allocations[event] for event in log.first if event >= 0]
     place = next(number for number, storage in enumerate(born) if storage.kind == "workspace")
     assert born[place - 1].at(64) == 64 * 512 * ITEM
 
@@ -183,7 +187,7 @@ def test_long_sums_over_many_tiles_keep_parts_of_the_last(
     """As recorded of alexnet, resnet18 and vgg16; 16 by 16 points are two tiles of 128 an item."""
     layer = partial(nn.Conv2d, channels, outputs, 3, padding=1)
     log = log_of(layer, torch.zeros(channels, 16, 16), "infer", precision, gpu="h200")
-    (storage,) = (storage for storage in log.storages if storage.kind == "scratch")
+    (storage,) = (storage for storage in log.allocations if storage.kind == "scratch")
     eight_waves = 8 * 132 // 2
     copies = round(storage.item_bytes * eight_waves) + storage.fixed_bytes
     assert storage.at(eight_waves) == copies
@@ -196,7 +200,7 @@ def test_points_in_larger_steps_write_their_output_in_place(channels: int, preci
     """As recorded of resnet50: the input and the weights are copied, from few channels nothing."""
     layer = partial(nn.Conv2d, channels, 2 * channels, 1, stride=2)
     log = log_of(layer, torch.zeros(channels, 16, 16), "infer", precision)
-    found = [storage.at(64) for storage in log.storages if storage.kind == "scratch"]
+    found = [storage.at(64) for storage in log.allocations if storage.kind == "scratch"]
     assert found == ([64 * channels * 256 * ITEM + 2 * channels**2 * ITEM] if copied else [])
 
 
@@ -204,13 +208,13 @@ def test_a_convolution_that_found_no_room_does_not_ask_again() -> None:
     """Torch keeps the plan that ran. Where the first step's scratch does not fit, memory that later steps leave free
     is not given back for it."""
     piece = 2**30
-    storages = (
-        Storage(fixed_bytes=piece),
-        Storage(fixed_bytes=3 * piece, kind="scratch", operator="convolution"),
-        Storage(fixed_bytes=piece),
+    allocations = (
+        Allocation(fixed_bytes=piece),
+        Allocation(fixed_bytes=3 * piece, kind="scratch", operator="convolution"),
+        Allocation(fixed_bytes=piece),
     )
     step = (0, 1, -2, 2, -3, -1)
-    log = AllocationLog(storages=storages, init=(), first=step, steady=step, batch_size=251)
+    log = AllocationLog(allocations=allocations, init=(), first=step, steady=step, batch_size=251)
     found = replay(log, 1, 3 * piece)
     assert found.fits
     assert found.retries == 1
@@ -218,7 +222,7 @@ def test_a_convolution_that_found_no_room_does_not_ask_again() -> None:
 
 def test_channels_last_needs_no_copies() -> None:
     log = log_of(lambda: nn.Conv2d(64, 64, 3), torch.zeros(64, 16, 16), "infer", channels_last=True)
-    assert [storage for storage in log.storages if storage.kind == "scratch"] == []
+    assert [storage for storage in log.allocations if storage.kind == "scratch"] == []
 
 
 def test_an_lstm_keeps_gates_cells_and_outputs_between_layers() -> None:
@@ -249,7 +253,7 @@ def test_gradients_of_a_shared_layer_are_summed_in_place() -> None:
 
     log = log_of(Shared, torch.zeros(512))
     weights = 512 * 512 * ITEM
-    backward = [storage for storage in log.storages if storage.operator == "aten.mm.default"]
+    backward = [storage for storage in log.allocations if storage.operator == "aten.mm.default"]
     assert sum(storage.fixed_bytes == weights for storage in backward) == 3
     assert not [size for size in births(log, "aten.add.Tensor") if size == weights]
 
@@ -277,6 +281,21 @@ def test_checkpoints_keep_only_their_inputs(reentrant: bool) -> None:
     assert taken[True] > 2 * block
 
 
+def test_accumulated_gradients_are_kept_and_added_to_in_place() -> None:
+    """One more copy of the weights: the new gradient exists beside the kept one. More batches change nothing."""
+    weights = 1024 * 1024 * ITEM
+    logs = [log_of(lambda: nn.Linear(1024, 1024), torch.zeros(1024), accumulate=batches) for batches in (1, 2, 3)]
+    one, two, three = (replay(log, 4096, PLENTY).allocated_peak_bytes for log in logs)
+    assert two - one == pytest.approx(weights, rel=0.01)
+    assert three == two
+    assert not [size for size in births(logs[1], "add") if size == weights]
+
+
+def test_only_training_accumulates() -> None:
+    logs = [log_of(lambda: nn.Linear(64, 64), torch.zeros(64), "infer", accumulate=batches) for batches in (1, 2)]
+    assert logs[0].first == logs[1].first
+
+
 def test_dropout_keeps_a_byte_for_each_number() -> None:
     log = log_of(lambda: nn.Sequential(nn.Linear(256, 256), nn.Dropout(0.1)), torch.zeros(256))
     assert births(log, "native_dropout.default") == [64 * 256, 64 * 256 * ITEM]
@@ -296,7 +315,7 @@ def test_a_scaler_adds_next_to_nothing() -> None:
 def test_fused_optimizers_need_no_copies_on_the_way() -> None:
     def step_of(**options: Any) -> AllocationLog:
         parts = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, **options)}
-        return log_of(lambda: nn.Linear(1024, 1024), torch.zeros(1024), optimizer=None, parts=parts)  # type: ignore[arg-type]
+        return log_of(lambda: nn.Linear(1024, 1024), torch.zeros(1024), parts=parts)
 
     foreach, fused = (replay(step_of(**one), 1, PLENTY).allocated_peak_bytes for one in ({}, {"fused": True}))
     assert foreach - fused > 0.9 * 1024 * 1024 * ITEM
@@ -428,12 +447,14 @@ RECORDED = [
 ]
 
 
-def _record_named(name: str, mode: Any, precision: Any, optimizer: str | None, emit: Any) -> AllocationLog:
+def _record_named(name: str, mode: Any, precision: Any, optimizer: Any, emit: Any) -> AllocationLog:
     from stoker.measure.session import open_workload
     from stoker.memory.trace import follow
 
     workload = open_workload(stoker.WorkloadSpec(spec=name, data="device"), mode, emit)
-    return follow.record(workload, mode, precision, optimizer)
+    if optimizer is not None:
+        workload = workload.with_(optimizer=OPTIMIZERS[optimizer])
+    return follow.record(workload, mode, Setting(precision=precision))
 
 
 @pytest.mark.parametrize(("name", "mode", "precision", "optimizer", "batch_size", "peak_bytes"), RECORDED)
@@ -495,7 +516,7 @@ def test_a_workspace_is_the_recorded_one(
     layer: Callable[[], nn.Module], shape: tuple[int, ...], batch_size: int, recorded_bytes: int
 ) -> None:
     log = log_of(layer, torch.randn(shape), "infer", gpu="h200")
-    (storage,) = (storage for storage in log.storages if storage.kind == "scratch")
+    (storage,) = (storage for storage in log.allocations if storage.kind == "scratch")
     assert storage.at(batch_size) == pytest.approx(recorded_bytes, rel=0.005)
 
 
@@ -513,12 +534,12 @@ class _Patches(nn.Module):
 def test_a_bias_is_summed_as_its_gradient_lies() -> None:
     """Recorded for vit_l_32 at 163: 62.5 MiB for the parts of the sum."""
     log = log_of(_Patches, torch.randn(3, 224, 224))
-    (found,) = (each for each in log.storages if each.reduction and "convolution" in each.operator)
+    (found,) = (each for each in log.allocations if each.reduction and "convolution" in each.operator)
     assert found.at(163) == 65536000
-    workspaces = [each.at(163) for each in log.storages if each.kind == "scratch"]
+    workspaces = [each.at(163) for each in log.allocations if each.kind == "scratch"]
     assert workspaces == [pytest.approx(180352512, rel=1e-4)] * 2, "as recorded, forward and for the weights"
     plain = log_of(partial(nn.Conv2d, 3, 1024, 32, stride=32), torch.randn(3, 224, 224))
-    assert not any(each.reduction and "convolution" in each.operator for each in plain.storages)
+    assert not any(each.reduction and "convolution" in each.operator for each in plain.allocations)
 
 
 # ---------------------------------------------------------------- where fitting ends
@@ -526,7 +547,7 @@ def test_a_bias_is_summed_as_its_gradient_lies() -> None:
 
 @given(some.integers(0, 10_000))
 def test_a_clean_edge_is_the_answer(edge: int) -> None:
-    assert sturdy(lambda size: size <= edge) == edge
+    assert largest_stable(lambda size: size <= edge) == edge
 
 
 def test_a_size_that_fits_by_luck_is_no_answer() -> None:
@@ -534,8 +555,8 @@ def test_a_size_that_fits_by_luck_is_no_answer() -> None:
         return size <= 3000 or 3090 <= size < 3100
 
     assert largest(fits) == 3000
-    assert sturdy(fits) == 3000
-    assert sturdy(lambda size: fits(size) or size == 3072) == 3000
+    assert largest_stable(fits) == 3000
+    assert largest_stable(lambda size: fits(size) or size == 3072) == 3000
 
 
 def test_a_hole_below_the_edge_does_not_hide_it() -> None:
@@ -545,13 +566,13 @@ def test_a_hole_below_the_edge_does_not_hide_it() -> None:
         return size <= 3400 and size not in range(3320, 3340)
 
     assert largest(fits) == 3319
-    assert 3380 <= sturdy(fits) <= 3400
+    assert 3380 <= largest_stable(fits) <= 3400
 
 
 def test_the_band_that_was_measured_for_alexnet_is_told() -> None:
     """Capped at 16 GiB, it failed at 3143 items and ran at 3374, every try in a fresh process."""
     log = child.value(child.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
-    found = sturdy(lambda size: replay(log, size, 16 * 2**30).fits)
+    found = largest_stable(lambda size: replay(log, size, 16 * 2**30).fits)
     assert 3142 * 0.98 <= found <= 3374 * 1.02
 
 
@@ -559,9 +580,9 @@ def test_a_convolution_with_more_elements_than_32_bits_count_needs_its_workspace
     """At 80 GiB alexnet ran with 15 071 items and with 15 393, and failed at 15 092 and from 16 404 on: with fewer
     elements it would have done without, and 19 000 would fit."""
     log = child.value(child.run(_record_named, ("alexnet", "train", "fp32", "momentum"), kind=AllocationLog))
-    found = sturdy(lambda size: replay(log, size, 80 * 2**30).fits)
+    found = largest_stable(lambda size: replay(log, size, 80 * 2**30).fits)
     assert 15_071 * 0.95 <= found <= 15_393 * 1.05
-    largest_scratch = max((each for each in log.storages if each.kind == "scratch"), key=lambda each: each.at(1000))
+    largest_scratch = max((each for each in log.allocations if each.kind == "scratch"), key=lambda each: each.at(1000))
     crossed = int(2**31 / largest_scratch.elements_an_item)
     assert largest_scratch.is_optional(crossed)
     assert not largest_scratch.is_optional(crossed + 1)
@@ -577,5 +598,5 @@ def test_a_mask_that_hides_nothing_is_answered_from_the_example(
     module: Any = ModuleType("transformers.masking_utils")
     module._ignore_bidirectional_mask_sdpa = lambda padding_mask, length: padding_mask
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", module)
-    masks.answer_from({"input_ids": torch.zeros(3), "attention_mask": torch.tensor(mask)})
+    quirks.answer_masks_from({"input_ids": torch.zeros(3), "attention_mask": torch.tensor(mask)})
     assert module._ignore_bidirectional_mask_sdpa("mask", 3) == seen

@@ -1,6 +1,7 @@
 """Batches that were run: on the host, where a budget stands in for a device's memory; and what is said if none fits."""
 
 import time
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch.utils.data import Dataset, TensorDataset
 import stoker
 from stoker.errors import InputError, MachineError
 from stoker.machine import gpu as driver
-from stoker.memory import methods as tried_module
-from stoker.memory.limit import Question
-from stoker.memory.tries import Job, TryFactory
+from stoker.memory import methods
+from stoker.memory.limit import LimitOptions, LimitRequest
+from stoker.memory.search import kind_of
+from stoker.memory.tries import TryFactory, TryJob, TryOrder
 from stoker.process.fork import Forked
 from stoker.process.wire import Failure
 from stoker.workload.example import grown, worst_example
@@ -37,15 +39,15 @@ def wide(**parts: Any) -> stoker.Workload:
     return stoker.Workload(model=Wide, dataset=TensorDataset(torch.zeros(512, 1)), **parts)
 
 
-def cradle(workload: stoker.Workload, mode: Any = "infer", **job: Any) -> TryFactory:
-    return TryFactory(workload, Job(mode=mode, device="cpu", **job))
+def factory(workload: stoker.Workload, mode: Any = "infer", **job: Any) -> TryFactory:
+    return TryFactory(workload, TryJob(mode=mode, device="cpu", **job))
 
 
 # ---------------------------------------------------------------- one try
 
 
 def tried(batch_size: int, budget_bytes: int | None = None, emit: Any = None) -> stoker.records.Record:
-    return cradle(wide(), budget_bytes=budget_bytes).attempt(batch_size)
+    return factory(wide(), budget_bytes=budget_bytes).attempt(TryOrder(batch_size=batch_size))
 
 
 def in_child(function: Any, *arguments: Any) -> Any:
@@ -69,30 +71,34 @@ def test_a_try_beyond_its_budget_is_out_of_memory_and_nothing_worse() -> None:
     assert probe.problem is not None
 
 
+def accumulating(batches: int, emit: Any = None) -> stoker.records.Record:
+    """A model of 64 MiB, trained with sgd on tiny batches."""
+    dataset = TensorDataset(torch.zeros(64, 64))
+    workload = stoker.Workload(
+        model=lambda: torch.nn.Linear(64, 2**18, bias=False),
+        dataset=dataset,
+        step=lambda model, batch: model(batch[0]).sum(),
+        optimizer=partial(torch.optim.SGD, lr=0.01),
+    )
+    setting = stoker.Setting(accumulate=batches)
+    return factory(workload, "train", setting=setting, budget_bytes=1024 * MIB).attempt(TryOrder(batch_size=2))
+
+
+def test_a_try_that_accumulates_keeps_gradients_between_batches() -> None:
+    plain, gathered = (in_child(accumulating, batches) for batches in (1, 2))
+    assert (len(plain.step_s), len(gathered.step_s)) == (3, 6)
+    assert gathered.peak_bytes - plain.peak_bytes == pytest.approx(64 * MIB, rel=0.25)
+
+
 def two_at_once(emit: Any = None) -> stoker.records.Record:
-    made = cradle(wide(), budget_bytes=512 * MIB)
-    unwanted, wanted = made.begin(64), made.begin(32)
-    unwanted.stop()
-    return wanted.probe()
+    made = factory(wide(), budget_bytes=512 * MIB)
+    first, second = (made.begin(TryOrder(batch_size=size)) for size in (64, 32))
+    first.stop()
+    return second.result()
 
 
 def test_tries_run_side_by_side_and_one_can_be_given_up() -> None:
     probe = in_child(two_at_once)
-    assert (probe.batch_size, probe.outcome) == (32, "done")
-
-
-def stood_by(emit: Any = None) -> stoker.records.Record:
-    made = cradle(wide(), budget_bytes=512 * MIB)
-    made.stand_by(3)
-    first, second = made.begin(64), made.begin(16, steps=5)
-    probes = [second.probe(), first.probe()]  # each has its own order, whichever came to the device first
-    made.end()
-    assert [(probe.batch_size, len(probe.step_s)) for probe in probes] == [(16, 5), (64, 3)]
-    return made.attempt(32)
-
-
-def test_a_try_may_wait_with_the_model_for_its_order() -> None:
-    probe = in_child(stood_by)
     assert (probe.batch_size, probe.outcome) == (32, "done")
 
 
@@ -206,7 +212,7 @@ def test_on_the_host_its_memory_bounds_the_batch_and_the_answer_ran() -> None:
     assert 64 <= found.max_batch <= 256, "two copies of a megabyte an item, at least one of them alive"
 
 
-def test_a_slow_step_on_the_host_is_reckoned_and_not_run() -> None:
+def test_a_slow_step_on_the_host_is_extrapolated_and_not_run() -> None:
     def slow(model: Any, inputs: Any) -> Any:
         time.sleep(0.05 * len(inputs))
         return model(inputs)
@@ -227,9 +233,9 @@ def test_a_card_is_told_by_its_name_where_that_says_more_than_its_generation(
     card = SimpleNamespace(name=name, compute_capability="9.0")
     monkeypatch.setattr(driver, "read", lambda: ([card], SimpleNamespace(visible_devices=None)))
     monkeypatch.setattr(driver, "visible", lambda cards, visible: cards)
-    found = tried_module._card(Question(method="auto"))
+    found = methods._card(LimitRequest())
     assert found is not None
-    assert tried_module._kind(found) == told
+    assert kind_of(found) == told
 
 
 @NO_GPU
@@ -247,7 +253,7 @@ def test_a_step_that_fails_is_not_taken_for_one_out_of_memory() -> None:
         stoker.limit(wide(forward=broken), mode="infer")
 
 
-def test_bad_questions_get_a_sentence() -> None:
+def test_bad_requests_get_a_sentence() -> None:
     for options, words in (
         ({"gpu_memory": "16 parsecs"}, "unknown unit"),
         ({"gpu_memory": 0}, "at least 1 byte"),
@@ -258,9 +264,20 @@ def test_bad_questions_get_a_sentence() -> None:
         ({"device": "banana"}, "no such device"),
         ({"device": "sleep:5ms"}, "no such device"),
         ({"gpu_memory": "1GiB", "gpus": 0}, "at least 1"),
+        ({"accumulate": 0}, "accumulate must be at least 1, got 0"),
+        ({"gpu_memory": float("inf")}, "finite"),
     ):
         with pytest.raises(InputError, match=words):
             stoker.limit(wide(), **options)
+        with pytest.raises(InputError, match=words):
+            LimitRequest(**options)
+
+
+def test_the_options_of_limit_are_the_fields_of_the_request() -> None:
+    fields = {field for field in LimitRequest.__struct_fields__ if field != "optimizer"}
+    assert set(LimitOptions.__annotations__) == fields
+    with pytest.raises(TypeError, match="banana"):
+        stoker.limit(wide(), banana=3)  # type: ignore[call-arg]
 
 
 # ---------------------------------------------------------------- a live model

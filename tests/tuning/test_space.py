@@ -122,7 +122,7 @@ def test_few_items_make_small_batches(probed: Probes) -> None:
 
 
 def test_a_global_batch_finds_a_size_that_leaves_room_for_gradients(probed: Probes) -> None:
-    found, _ = considered(probed, TuneRequest(global_batch=1024), max_batch=20, kept_items=17)
+    found, _ = considered(probed, TuneRequest(global_batch=1024), max_batch=20, max_accumulating_batch=3)
     assert {each.setting.batch_size for each in found} <= {1, 2, 3}
     assert found
 

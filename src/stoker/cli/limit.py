@@ -1,6 +1,6 @@
 """The command `limit`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from stoker.cli.options import (
     deliver,
     writable,
 )
+from stoker.records import Method, OptimizerName
 
 
 @app.command()
@@ -26,15 +27,18 @@ def limit(
         typer.Option(help="GPU memory for tensors: 16GiB, 24GB.", show_default="what is free"),
     ] = None,
     method: Annotated[
-        Literal["auto", "trace", "two-point", "doubling", "search"],
+        Method,
         typer.Option(help="auto traces, then runs; trace needs no GPU."),
     ] = "auto",
     mode: ModeOption = None,
     precision: PrecisionOption = "fp32",
     optimizer: Annotated[
-        Literal["sgd", "momentum", "adam", "adamw"] | None,
+        OptimizerName | None,
         typer.Option(help="Instead of the workload's own optimizer."),
     ] = None,
+    accumulate: Annotated[
+        int, typer.Option(help="Batches to one update; above 1, gradients are kept between them.", min=1)
+    ] = 1,
     reserve: Annotated[str, typer.Option(help="Memory to leave unused: 1.5GiB.")] = "0",
     gpu: Annotated[str | None, typer.Option(help="The GPU to trace for: h200, a100, 8.6.", show_default=False)] = None,
     gpus: Annotated[int, typer.Option(help="For two-point: multiply the estimate by this number.", min=1)] = 1,
@@ -50,6 +54,7 @@ def limit(
 ) -> None:
     """Find the largest batch that fits, by running it or by tracing."""
     from stoker.memory.compare import compare as side_by_side
+    from stoker.memory.limit import LimitRequest
     from stoker.memory.limit import limit as find
     from stoker.records import WorkloadSpec
     from stoker.report.documents import document_of
@@ -59,23 +64,26 @@ def limit(
     source = WorkloadSpec(spec=workload, data=data)
     if not source.from_function and data is None:
         source = WorkloadSpec(spec=workload, data="device")
-    options: dict[str, Any] = {
-        "gpu_memory": gpu_memory,
-        "mode": mode,
-        "precision": precision,
-        "optimizer": optimizer,
-        "reserve": reserve,
-        "gpu": gpu,
-        "gpus": gpus,
-        "device": device,
-        "validate": validate,
-        "cudnn_benchmark": cudnn_benchmark,
-    }
+    request = LimitRequest(
+        method=method,
+        gpu_memory=gpu_memory,
+        reserve=reserve,
+        mode=mode,
+        precision=precision,
+        optimizer=optimizer,
+        accumulate=accumulate,
+        device=device,
+        gpu=gpu,
+        gpus=gpus,
+        validate=validate,
+        cudnn_benchmark=cudnn_benchmark,
+        advise=advise and not compare,
+    )
     writable(save)
     with Show(quiet=quiet) as progress:
         if compare:
-            found: Any = side_by_side(source, options, on_event=progress.event, title=progress.title)
+            found: Any = side_by_side(source, request, on_event=progress.event, title=progress.title)
         else:
-            found = find(source, method=method, advise=advise, on_event=progress.event, **options)
+            found = find(source, request=request, on_event=progress.event)
     view = comparison_view(found) if compare else limit_view(found)
     deliver(document_of(found), view, json=json, save=save)

@@ -28,8 +28,8 @@ class Bounds(Record, frozen=True):
     shm_bytes: int | None
     open_files: int
     max_batch: int | None = None
-    kept_items: int = 0
-    """Gradients that are kept from one batch to the next take the device memory of this many items."""
+    max_accumulating_batch: int | None = None
+    """The largest batch if gradients are kept from one batch to the next."""
     waiting_share: float = 0.0
 
 
@@ -38,7 +38,7 @@ def bounds_of(
     *,
     host_memory_bytes: int | None = None,
     max_batch: int | None = None,
-    kept_items: int = 0,
+    max_accumulating_batch: int | None = None,
     waiting_share: float = 0.0,
     gpus: int = 1,
 ) -> Bounds:
@@ -53,7 +53,7 @@ def bounds_of(
         shm_bytes=None if facts.shm_free_bytes is None else facts.shm_free_bytes // gpus,
         open_files=facts.open_files,
         max_batch=max_batch,
-        kept_items=kept_items,
+        max_accumulating_batch=max_accumulating_batch,
         waiting_share=waiting_share,
     )
 
@@ -81,13 +81,11 @@ def workers_that_pay(bounds: Bounds) -> int:
 
 
 def _device(setting: Setting, bounds: Bounds) -> str | None:
-    if bounds.max_batch is None:
+    most, with_gradients = bounds.max_batch, ""
+    if setting.accumulate > 1 and bounds.max_accumulating_batch is not None:
+        most, with_gradients = bounds.max_accumulating_batch, " with accumulated gradients"
+    if most is None or setting.batch_size <= most:
         return None
-    accumulates = setting.accumulate > 1
-    most = max(1, bounds.max_batch - (bounds.kept_items if accumulates else 0))
-    if setting.batch_size <= most:
-        return None
-    with_gradients = " with accumulated gradients" if accumulates and bounds.kept_items else ""
     return f"a batch of {setting.batch_size} is above the largest of {most}{with_gradients} (device memory)"
 
 

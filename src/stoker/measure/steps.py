@@ -1,4 +1,7 @@
-"""What the device does with one batch, told apart by stage: copy, forward, backward, update."""
+"""One step: what the device does with one batch, in the stages copy, forward, backward and update.
+
+The measured loop, the attempts of `limit` and the trace on a simulated GPU all run the step of this module.
+"""
 
 import time
 from collections.abc import Callable
@@ -18,6 +21,10 @@ Tick = Callable[[str], None]
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def no_tick(name: str) -> None:
+    """For steps whose stages are not timed."""
+
+
 class SleepStep:
     """Stands in for a model: sleeps as long as one would take."""
 
@@ -35,28 +42,45 @@ class SleepStep:
 
 
 class ModelStep:
-    """A model on a device. Made once, begun once a trial; called once a batch."""
+    """A model on a device. Make it once, `begin` it once a trial, call it once a batch.
 
-    def __init__(self, workload: Workload, mode: Mode, setting: Setting, device: torch.device, *, pinned: bool) -> None:
+    The step makes the workload's model and moves it to the device, unless `model` is given, which is there already.
+    `make_batch` turns what the step is called with into a batch on the device; by default it copies a batch of the
+    host, and leaves batches alone that are made on the device (`on_device`).
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        mode: Mode,
+        setting: Setting,
+        device: torch.device,
+        *,
+        pinned: bool = False,
+        model: torch.nn.Module | None = None,
+        make_batch: Callable[[Any], Any] | None = None,
+    ) -> None:
         self._workload, self._mode, self._setting, self._device = workload, mode, setting, device
         self._pinned = pinned
+        self._make_batch = make_batch
         self.on_device = workload.on_device
         torch.backends.cudnn.benchmark = setting.cudnn_benchmark
-        model = calls.make_model(workload).to(device)
+        if model is None:
+            model = calls.make_model(workload).to(device)
+            if setting.channels_last:
+                model = model.to(memory_format=torch.channels_last)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        if setting.channels_last:
-            model = model.to(memory_format=torch.channels_last)
         self.model = model.train(mode == "train")
         self._called: torch.nn.Module = torch.compile(self.model) if setting.compile else self.model  # type: ignore[assignment]
         self._optimizer = calls.make_optimizer(workload, self.model) if mode == "train" else None
         scaled = mode == "train" and setting.precision == "fp16"
         self._scaler = torch.amp.GradScaler(device.type) if scaled else None
-        self._accumulate, self._taken = setting.accumulate, 0
+        self._accumulate, self._batches = setting.accumulate, 0
         self.updates_itself = False
 
     def begin(self, accumulate: int) -> None:
-        """From here on one update for so many batches; what was gathered for another is dropped."""
-        self._accumulate, self._taken = accumulate, 0
+        """From here on make one update every `accumulate` batches. Gradients of an unfinished update are dropped."""
+        self._accumulate, self._batches = accumulate, 0
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
 
@@ -65,9 +89,13 @@ class ModelStep:
         channels_last = self._setting.channels_last
         return calls.to_device(batch, self._device, non_blocking=self._pinned, channels_last=channels_last)
 
-    def __call__(self, batch: Any, tick: Tick) -> None:
-        if not self.on_device:
-            batch = self.move(batch)
+    def _ready(self, batch: Any) -> Any:
+        if self._make_batch is not None:
+            return self._make_batch(batch)
+        return batch if self.on_device else self.move(batch)
+
+    def __call__(self, batch: Any, tick: Tick = no_tick) -> None:
+        batch = self._ready(batch)
         tick("copy")
         if self._mode == "infer":
             with torch.inference_mode(), self.precision():
@@ -75,7 +103,19 @@ class ModelStep:
         else:
             self._train(batch, tick)
 
+    def evaluate(self, batch: Any) -> None:
+        """One forward pass as between two epochs: in evaluation mode and without gradients. Training can go on."""
+        batch = self._ready(batch)
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode(), self.precision():
+                calls.forward(self._workload, self.model, calls.split(batch)[0])
+        finally:
+            self.model.train(training)
+
     def precision(self) -> AbstractContextManager[Any]:
+        """Autocast for bf16 and fp16."""
         dtype = _DTYPES.get(self._setting.precision)
         return torch.autocast(self._device.type, dtype=dtype) if dtype else nullcontext()
 
@@ -99,8 +139,8 @@ class ModelStep:
         loss = loss if self._accumulate == 1 else loss / self._accumulate
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
         tick("backward")
-        self._taken += 1
-        if self._taken % self._accumulate == 0:
+        self._batches += 1
+        if self._batches % self._accumulate == 0:
             self._update()
         tick("update")
 

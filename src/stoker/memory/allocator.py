@@ -1,24 +1,40 @@
 """A model of torch's CUDA caching allocator: one stream, default settings, and a cap on what it may reserve.
 
 Requests round up to 512 bytes. Those up to 1 MiB come from segments of 2 MiB, those under 10 MiB from segments of 20
-MiB, larger ones from a segment of their own, rounded up to 2 MiB. The best fit by (size, address) is taken, split where
-enough would remain, and merged with free neighbours when it is given back. Where a new segment does not fit under the
-cap, every cached segment that is wholly free is returned to the device, and the request is tried once more.
+MiB, larger ones from a segment of their own, rounded up to 2 MiB. The allocator takes the best fit by (size, address),
+splits it if enough would remain, and merges it with free neighbours on release. If a new segment does not fit under the
+cap, it returns every cached segment that is wholly free to the device, and tries the request once more.
 """
 
 from bisect import bisect_left, insort
 
+from stoker.records import Record
+
 _MIB = 2**20
-ROUND_BYTES = 512
-SMALL_BYTES = _MIB
-SMALL_SEGMENT_BYTES = 2 * _MIB
-MIDDLE_BYTES = 10 * _MIB
-MIDDLE_SEGMENT_BYTES = 20 * _MIB
-LARGE_ROUND_BYTES = 2 * _MIB
-_GAP_BYTES = 512 * _MIB
-"""Between the addresses of two segments, so that blocks of different ones never touch."""
-_HIGHEST_ADDRESS = 2**62
-"""The driver hands out addresses from above downwards, which decides between two fits of one size."""
+
+
+class AllocatorRules(Record, frozen=True):
+    """Torch's own sizes, and two choices of this model."""
+
+    round_bytes: int = 512
+    """Requests round up to a multiple of this."""
+    small_bytes: int = _MIB
+    """Requests up to this size come from small segments."""
+    small_segment_bytes: int = 2 * _MIB
+    middle_bytes: int = 10 * _MIB
+    """Requests below this size come from middle segments, larger ones from a segment of their own."""
+    middle_segment_bytes: int = 20 * _MIB
+    large_round_bytes: int = 2 * _MIB
+    """Segments of their own round up to a multiple of this."""
+    gap_bytes: int = 512 * _MIB
+    """Between the addresses of two segments, so that blocks of different ones never touch."""
+    highest_address: int = 2**62
+    """The driver hands out addresses from above downwards, which decides between two fits of one size."""
+
+
+RULES = AllocatorRules()
+_ROUND_BYTES, _SMALL_BYTES = RULES.round_bytes, RULES.small_bytes
+"""Looked up for every request."""
 
 
 class OutOfMemory(Exception):
@@ -26,7 +42,7 @@ class OutOfMemory(Exception):
 
 
 class Block:
-    """A stretch of a segment, free or in use, with its neighbours in the same segment."""
+    """A part of a segment, free or in use, with its neighbours in the same segment."""
 
     __slots__ = ("address", "after", "before", "free", "size", "small")
 
@@ -38,21 +54,21 @@ class Block:
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of its segment."""
+        """Whether the block is all of its segment."""
         return self.before is None and self.after is None
 
 
 def rounded(request_bytes: int) -> int:
-    return max(ROUND_BYTES, -(-request_bytes // ROUND_BYTES) * ROUND_BYTES)
+    return max(_ROUND_BYTES, -(-request_bytes // _ROUND_BYTES) * _ROUND_BYTES)
 
 
 def segment_bytes(block_bytes: int) -> int:
-    """How much is asked of the device for a block that no cached one can serve."""
-    if block_bytes <= SMALL_BYTES:
-        return SMALL_SEGMENT_BYTES
-    if block_bytes < MIDDLE_BYTES:
-        return MIDDLE_SEGMENT_BYTES
-    return -(-block_bytes // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+    """The size of the segment that a block needs if no cached block can serve it."""
+    if block_bytes <= _SMALL_BYTES:
+        return RULES.small_segment_bytes
+    if block_bytes < RULES.middle_bytes:
+        return RULES.middle_segment_bytes
+    return -(-block_bytes // RULES.large_round_bytes) * RULES.large_round_bytes
 
 
 class Allocator:
@@ -64,11 +80,11 @@ class Allocator:
         self.allocated_bytes = self.allocated_peak_bytes = 0
         self.retries = 0
         self._cached: dict[bool, list[tuple[int, int, Block]]] = {True: [], False: []}
-        self._lowest_address = _HIGHEST_ADDRESS
+        self._lowest_address = RULES.highest_address
 
     def allocate(self, request_bytes: int) -> Block:
         size = rounded(request_bytes)
-        small = size <= SMALL_BYTES
+        small = size <= _SMALL_BYTES
         block = self._best_fit(size, small) or self._new_segment(size, small)
         self._split(block, size)
         block.free = False
@@ -92,9 +108,9 @@ class Allocator:
     def empty_cache(self) -> None:
         """Return every cached segment that is wholly free to the device."""
         for small, cached in self._cached.items():
-            kept = [entry for entry in cached if not entry[2].whole]
-            self.reserved_bytes -= sum(size for size, _, _ in cached) - sum(size for size, _, _ in kept)
-            self._cached[small] = kept
+            held = [entry for entry in cached if not entry[2].whole]
+            self.reserved_bytes -= sum(size for size, _, _ in cached) - sum(size for size, _, _ in held)
+            self._cached[small] = held
 
     def _best_fit(self, size: int, small: bool) -> Block | None:
         cached = self._cached[small]
@@ -102,21 +118,21 @@ class Allocator:
         return cached.pop(place)[2] if place < len(cached) else None
 
     def _new_segment(self, size: int, small: bool) -> Block:
-        wanted = segment_bytes(size)
-        if self.reserved_bytes + wanted > self.capacity_bytes:
+        needed = segment_bytes(size)
+        if self.reserved_bytes + needed > self.capacity_bytes:
             self.retries += 1
             self.empty_cache()
-            if self.reserved_bytes + wanted > self.capacity_bytes:
+            if self.reserved_bytes + needed > self.capacity_bytes:
                 raise OutOfMemory
-        self.reserved_bytes += wanted
+        self.reserved_bytes += needed
         self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
-        self._lowest_address -= wanted + _GAP_BYTES
-        return Block(wanted, self._lowest_address, small=small)
+        self._lowest_address -= needed + RULES.gap_bytes
+        return Block(needed, self._lowest_address, small=small)
 
     def _split(self, block: Block, size: int) -> None:
-        """Keep `size` bytes of a block and cache the rest, where the rest is worth keeping apart."""
+        """Keep `size` bytes of a block and cache the rest, if torch would keep such a rest apart."""
         rest = block.size - size
-        if not (rest >= ROUND_BYTES if block.small else rest > SMALL_BYTES):
+        if not (rest >= _ROUND_BYTES if block.small else rest > _SMALL_BYTES):
             return
         left = Block(rest, block.address + size, small=block.small)
         left.free = True

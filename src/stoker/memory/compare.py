@@ -1,29 +1,29 @@
-"""Every way to find the largest batch, on one workload, held against the one that tries sizes until they fail."""
+"""Every method for the largest batch on one workload, compared with `search`, which tries sizes until they fail."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from stoker.errors import StokerError
 from stoker.events import OnEvent
-from stoker.memory.limit import limit
+from stoker.memory.limit import LimitRequest, limit
 from stoker.records import METHODS, Limit, Method, MethodComparison, MethodRow, WorkloadSpec
 from stoker.workload.workload import Workload
 
 
 def compare(
     source: Workload | WorkloadSpec | str,
-    options: Mapping[str, Any],
+    request: LimitRequest,
     *,
     on_event: OnEvent | None = None,
     title: Callable[[str], None] | None = None,
 ) -> MethodComparison:
-    """Run each method. What one cannot do is its row's problem; where none can, it is raised."""
+    """Run each method on the same request. A method that fails is a row with a `problem`; if all fail,
+    the first error is raised. `title` is called with a heading before each method."""
     found: dict[Method, Limit | StokerError] = {}
     for method in METHODS:
         if title:
             title(f"{method}: ")
         try:
-            found[method] = limit(source, method=method, on_event=on_event, **options)
+            found[method] = limit(source, request=request, method=method, on_event=on_event)
         except StokerError as error:
             found[method] = error
     if not any(isinstance(answer, Limit) for answer in found.values()):
@@ -42,7 +42,7 @@ def _row(method: Method, answer: Limit | StokerError, truth: Limit | None) -> Me
 
 
 def error_from_band(estimate: int, low: int, high: int) -> float:
-    """How far an estimate lies outside a band, as a share of the nearer edge; 0 inside it."""
+    """How far an estimate lies outside a band, as a share of the nearer edge; 0 inside the band."""
     if low <= estimate <= high:
         return 0.0
     edge = low if estimate < low else high

@@ -1,8 +1,9 @@
-"""The largest batch that fits: five ways to find it behind one interface."""
+"""The largest batch that fits: the request, checked where it is made, and `limit()`, which answers it."""
 
 import re
+from math import isfinite
 from time import perf_counter
-from typing import Any, get_args
+from typing import Any, TypedDict, Unpack, get_args
 
 import msgspec
 
@@ -11,23 +12,37 @@ from stoker.events import OnEvent
 from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
-from stoker.records import METHODS, Limit, Method, Mode, Precision, Record, WorkloadSpec
+from stoker.records import METHODS, Limit, Method, Mode, OptimizerName, Precision, Record, Setting, WorkloadSpec
 from stoker.units import format_bytes, parse_bytes
 from stoker.workload.workload import Workload
 
-OPTIMIZER_NAMES = ("sgd", "momentum", "adam", "adamw")
 _STALL_S = 600.0
+_BATCHES_TO_AN_UPDATE = 2
+"""Memory no longer changes from the second batch of an update on: its gradients are added to those of the first."""
 
 
-class Question(Record, frozen=True):
-    """What is asked of a method."""
+class LimitRequest(Record, frozen=True):
+    """What is asked about the largest batch. Raises `InputError` if the options contradict each other.
 
-    method: Method
-    gpu_memory_bytes: int | None = None
-    reserve_bytes: int = 0
+    - `gpu_memory`: bytes, or a text like `16GiB`, that tensors may take; by default what the device has free.
+    - `reserve`: bytes, or a text, of that memory to leave free.
+    - `mode`: by default `train` for a workload with a loss, else `infer`.
+    - `optimizer`: stands in for the workload's own.
+    - `accumulate`: batches to one update; above 1, gradients are kept from one batch to the next.
+    - `gpu`: the GPU that a trace simulates, by name or compute capability; by default the one that is here.
+    - `gpus`: how many GPUs the two-point method multiplies its answer by.
+    - `validate`: whether a pass over validation data at the same batch size must fit too.
+    - `advise`: whether to try what changes in the order of allocations would bring.
+    - `tolerance`: how far the size that ran and the one that failed may be apart, as a share.
+    """
+
+    method: Method = "auto"
+    gpu_memory: int | float | str | None = None
+    reserve: int | float | str = 0
     mode: Mode | None = None
     precision: Precision = "fp32"
-    optimizer: str | None = None
+    optimizer: OptimizerName | None = None
+    accumulate: int = 1
     device: str = "auto"
     gpu: str | None = None
     gpus: int = 1
@@ -36,99 +51,113 @@ class Question(Record, frozen=True):
     advise: bool = False
     tolerance: float = 0.01
 
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("mode", self.mode, (None, *get_args(Mode))),
+            ("precision", self.precision, get_args(Precision)),
+            ("optimizer", self.optimizer, (None, *get_args(OptimizerName))),
+        ):
+            if value not in known:
+                raise InputError(f"no such {name}: {value!r}; choose {', '.join(filter(None, known))}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise InputError(f"no such device: {self.device!r}; choose auto, cpu, cuda or cuda:N")
+        for name, count in (("the number of GPUs", self.gpus), ("accumulate", self.accumulate)):
+            if count < 1:
+                raise InputError(f"{name} must be at least 1, got {count}")
+        if not 0 <= self.tolerance < 1:
+            raise InputError(f"the tolerance must be between 0 and 1, got {self.tolerance:g}")
+        if self.gpu is not None:
+            architecture(self.gpu)
+        memory, reserve = self.gpu_memory_bytes, self.reserve_bytes
+        if memory is not None and reserve >= memory:
+            raise InputError(f"the reserve of {format_bytes(reserve)} leaves nothing of {format_bytes(memory)}")
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        return None if self.gpu_memory is None else _bytes(self.gpu_memory, "GPU memory", least=1)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return _bytes(self.reserve, "the reserve", least=0)
+
+    @property
+    def setting(self) -> Setting:
+        """How steps run; of an update's batches, as many as memory depends on."""
+        return Setting(
+            precision=self.precision,
+            cudnn_benchmark=self.cudnn_benchmark,
+            accumulate=min(self.accumulate, _BATCHES_TO_AN_UPDATE),
+        )
+
+
+class LimitOptions(TypedDict, total=False):
+    """The fields of `LimitRequest` that have no argument of their own, as keyword arguments of `limit`."""
+
+    method: Method
+    gpu_memory: int | float | str | None
+    reserve: int | float | str
+    mode: Mode | None
+    precision: Precision
+    accumulate: int
+    device: str
+    gpu: str | None
+    gpus: int
+    validate: bool
+    cudnn_benchmark: bool
+    advise: bool
+    tolerance: float
+
 
 def limit(
     source: Any,
     example: Any = None,
     *,
-    gpu_memory: int | str | None = None,
-    method: Method = "auto",
-    mode: Mode | None = None,
-    precision: Precision = "fp32",
-    optimizer: Any = None,
+    request: LimitRequest | None = None,
     loss: Any = None,
-    reserve: int | str = 0,
-    device: str = "auto",
-    gpu: str | None = None,
-    gpus: int = 1,
-    validate: bool = False,
-    cudnn_benchmark: bool = False,
-    advise: bool = False,
-    tolerance: float = 0.01,
+    optimizer: Any = None,
     on_event: OnEvent | None = None,
+    **options: Unpack[LimitOptions],
 ) -> Limit:
     """The largest batch of a workload, of a model's name, or of a live model with an example batch.
 
-    `gpu_memory` (bytes, or `16GiB`) is what tensors may take; without it, what the device has free. With no GPU here
-    and a `gpu_memory`, nothing is run: the answer is traced. `optimizer` (sgd, momentum, adam, adamw) stands in for the
-    workload's own. `reserve` is left free.
+    `options` are the fields of `LimitRequest`; they win over those of a `request` that is given. Without a GPU here and
+    with a `gpu_memory`, nothing is run: the answer is traced. `optimizer` is a name (sgd, momentum, adam, adamw); for
+    a live model it may be its optimizer. `loss` is the loss of a live model. Raises `InputError` for a bad request or
+    a step that fails, `MachineError` where the method needs a GPU and there is none.
     """
     began = perf_counter()
-    question = Question(
-        method=method,
-        gpu_memory_bytes=_bytes(gpu_memory, "GPU memory", least=1) if gpu_memory is not None else None,
-        reserve_bytes=_bytes(reserve, "the reserve", least=0),
-        mode=mode,
-        precision=precision,
-        optimizer=optimizer if isinstance(optimizer, str) else None,
-        device=device,
-        gpu=gpu,
-        gpus=gpus,
-        validate=validate,
-        cudnn_benchmark=cudnn_benchmark,
-        advise=advise,
-        tolerance=tolerance,
-    )
-    _check(question)
+    chosen: dict[str, Any] = dict(options)
+    if isinstance(optimizer, str):
+        chosen["optimizer"] = optimizer
+    request = msgspec.structs.replace(request or LimitRequest(), **chosen)
     if not isinstance(source, str | WorkloadSpec | Workload):
-        from stoker.memory.live import limit_inside
+        from stoker.memory.live import limit_of_live_model
 
         live = None if isinstance(optimizer, str) else optimizer
-        found = limit_inside(source, example, question, loss=loss, optimizer=live, on_event=on_event)
+        found = limit_of_live_model(source, example, request, loss=loss, optimizer=live, on_event=on_event)
     else:
-        found = _elsewhere(WorkloadSpec(spec=source) if isinstance(source, str) else source, question, on_event)
+        found = limit_in_child(WorkloadSpec(spec=source) if isinstance(source, str) else source, request, on_event)
     return msgspec.structs.replace(found, seconds=perf_counter() - began)
 
 
-def _elsewhere(source: Workload | WorkloadSpec, question: Question, on_event: OnEvent | None) -> Limit:
-    """In a process of its own."""
+def limit_in_child(
+    source: Workload | WorkloadSpec, request: LimitRequest, on_event: OnEvent | None, *, stall_s: float = _STALL_S
+) -> Limit:
+    """The answer to a request, found in a process of its own: tracing changes torch for good."""
     from stoker.memory.methods import answer
 
-    ended = child.run(
-        answer, (source, question), kind=Limit, server=trial_server(), on_event=on_event, stall_s=_STALL_S
+    return child.value(
+        child.run(answer, (source, request), kind=Limit, server=trial_server(), on_event=on_event, stall_s=stall_s)
     )
-    return child.value(ended)
 
 
 def _bytes(amount: Any, what: str, *, least: int) -> int:
     if not isinstance(amount, str | int | float):
         raise InputError(f"{what} is a number of bytes, or a text like 16GiB, got {type(amount).__name__}")
+    if isinstance(amount, float) and not isfinite(amount):
+        raise InputError(f"{what} must be a finite number of bytes, got {amount}")
     count = parse_bytes(amount) if isinstance(amount, str) else int(amount)
     if count < least:
         raise InputError(f"{what} must be at least {least} byte{'s' if least != 1 else ''}, got {count}")
     return count
-
-
-def _check(question: Question) -> None:
-    if question.method not in METHODS:
-        raise InputError(f"no such method: {question.method!r}; choose {', '.join(METHODS)}")
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", question.device):
-        raise InputError(f"no such device: {question.device!r}; choose auto, cpu, cuda or cuda:N")
-    for name, value, known in (
-        ("mode", question.mode, (None, *get_args(Mode))),
-        ("precision", question.precision, get_args(Precision)),
-        ("optimizer", question.optimizer, (None, *OPTIMIZER_NAMES)),
-    ):
-        if value not in known:
-            raise InputError(f"no such {name}: {value!r}; choose {', '.join(filter(None, known))}")
-    if question.gpus < 1:
-        raise InputError(f"the number of GPUs must be at least 1, got {question.gpus}")
-    if not 0 <= question.tolerance < 1:
-        raise InputError(f"the tolerance must be between 0 and 1, got {question.tolerance:g}")
-    if question.gpu is not None:
-        architecture(question.gpu)
-    memory = question.gpu_memory_bytes
-    if memory is not None and question.reserve_bytes >= memory:
-        raise InputError(
-            f"the reserve of {format_bytes(question.reserve_bytes)} leaves nothing of {format_bytes(memory)}"
-        )

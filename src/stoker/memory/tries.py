@@ -1,149 +1,117 @@
-"""Tries of batch sizes, each in a process forked for it from one that has made the model and touched no device."""
+"""Tries of batch sizes, each in a process forked from one that has made the model and touched no device."""
 
-import os
+import re
+import resource
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from time import perf_counter
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import msgspec
 import torch
 
+from stoker.machine import host
 from stoker.measure.device import SleepDevice, parse_device
 from stoker.measure.steps import ModelStep
-from stoker.memory.device_memory import CudaMemory, HostMemory, Room, room_of
 from stoker.memory.trace.fake_cuda import LazyBuild
 from stoker.process import child, failures
 from stoker.process.fork import Forked
 from stoker.process.threads import limit_threads
 from stoker.process.wire import Failure
-from stoker.records import Attempt, Mode, Outcome, Precision, Problem, Record, Setting
+from stoker.records import Attempt, Mode, Outcome, Problem, Record, Setting
 from stoker.workload import calls
 from stoker.workload.example import Example, worst_example
 from stoker.workload.workload import Workload
 
-STEPS = 3
-"""One that makes the optimizer's state and the workspaces, and two steady ones."""
-_TINY_BATCH = 2
+
+class TryRules(Record, frozen=True):
+    """Numbers of a try."""
+
+    steps: int = 3
+    """One step makes the optimizer's state and the workspaces; two are steady."""
+    tiny_batch: int = 2
+    """The batch that goes first in a primed try: the smallest for which layers with statistics over a batch run."""
 
 
-class Job(Record, frozen=True):
-    """How batches are tried. `budget_bytes` caps what tensors may take; None leaves them what the device has free."""
+RULES = TryRules()
+
+
+class TryJob(Record, frozen=True):
+    """What all tries of a search share. `budget_bytes` caps what tensors may take; None is no cap."""
 
     mode: Mode
-    precision: Precision = "fp32"
+    setting: Setting = Setting()
     device: str = "auto"
     budget_bytes: int | None = None
     validate: bool = False
-    cudnn_benchmark: bool = False
 
 
-class How(TypedDict, total=False):
-    """`primed`: a tiny batch goes first; `expandable`: with segments that grow; `weigh`: what goes in and comes out."""
-
-    steps: int
-    primed: bool
-    expandable: bool
-    weigh: bool
-
-
-class _Order(Record, frozen=True):
-    """What a try is told once it stands at the device with the model: how large, and how."""
+class TryOrder(Record, frozen=True):
+    """What one try runs. With `primed` a tiny batch goes first; with `expandable` the allocator's segments can grow.
+    `weigh` asks for the bytes that go into the model and come out of it."""
 
     batch_size: int
-    steps: int = STEPS
+    steps: int = RULES.steps
     primed: bool = False
     expandable: bool = False
     weigh: bool = False
 
 
 class TryFactory:
-    """Where tries come from: a workload whose model has been made on the host, in a process that touches no device.
+    """Makes tries from a workload whose model has been made on the host, in a process that touches no device.
 
-    It computes with one thread: a pool of them would not survive the fork. A `lazy` model has zeros for its large
-    weights, which take neither time nor memory to make, where nobody asks what it computes.
+    The process computes with one thread: a pool of threads would not survive a fork. A `lazy` model has zeros for its
+    large weights, which take neither time nor memory to make; use it if no outcome depends on what the model computes.
     """
 
-    def __init__(self, workload: Workload, job: Job, *, lazy: bool = False) -> None:
+    def __init__(self, workload: Workload, job: TryJob, *, lazy: bool = False) -> None:
         self._threads = limit_threads()
         self.workload, self.job = workload, job
         self.example: Example = worst_example(workload)
         self._model: torch.nn.Module | None = None
         self._lazy = lazy
-        self._ready: list[RunningAttempt] = []
 
     @property
     def model(self) -> torch.nn.Module:
+        """The model on the host, made at the first use."""
         if self._model is None:
             with LazyBuild() if self._lazy else nullcontext():
                 self._model = calls.make_model(self.workload)
         return self._model
 
-    def room(self) -> Forked[Room]:
-        """Begin to look at the device."""
-        return Forked(lambda: room_of(self.job.device), Room)
+    def look(self) -> Forked["DeviceMemory"]:
+        """Begin to read the device's memory."""
+        return Forked(lambda: read_memory(self.job.device), DeviceMemory)
 
-    def attempt(self, batch_size: int, **how: Unpack[How]) -> Attempt:
-        """Try a batch size."""
-        return self.begin(batch_size, **how).probe()
+    def attempt(self, order: TryOrder) -> Attempt:
+        """Try a batch size and wait for the outcome."""
+        return self.begin(order).result()
 
-    def begin(self, batch_size: int, **how: Unpack[How]) -> "RunningAttempt":
-        """The same, under way."""
-        order = _Order(batch_size=batch_size, **how)
-        attempt = self._ready.pop(0) if self._ready and not order.expandable else self._new(order.expandable)
-        attempt.order(order)
-        return attempt
+    def begin(self, order: TryOrder) -> "RunningTry":
+        """Begin a try."""
+        return RunningTry(self.fork(lambda: order, expandable=order.expandable), order.batch_size)
 
-    def stand_by(self, count: int) -> None:
-        """Have so many tries go to the device with the model, and wait there for their sizes."""
-        self._ready += [self._new() for _ in range(count - len(self._ready))]
-
-    def end(self) -> None:
-        """Those that still wait are not wanted any more."""
-        while self._ready:
-            self._ready.pop().stop()
-
-    def _new(self, expandable: bool = False) -> "RunningAttempt":
+    def fork(self, order: Callable[[], TryOrder], *, expandable: bool = False) -> Forked[Attempt]:
+        """Fork a process that brings the model to the device, asks for its order there, and carries it out."""
         model = self.model
 
-        def run(ordered: Callable[[], _Order]) -> Attempt:
+        def run() -> Attempt:
             self._threads.release()
-            return _Try(self, model, expandable).run(ordered)
+            return _Try(self, model, expandable).run(order)
 
-        return RunningAttempt(run)
+        return Forked(run, Attempt)
 
 
-class RunningAttempt:
-    """A try under way in a process of its own, which waits for its order when it has come to the device."""
+class RunningTry:
+    """A try under way in a process of its own."""
 
-    def __init__(self, run: Callable[[Callable[[], _Order]], Attempt]) -> None:
-        read, self._orders = os.pipe()
-        self._batch_size, self._began = 0, 0.0
-        self._forked = Forked(lambda: run(self._ordered(read)), Attempt)
-        os.close(read)
+    def __init__(self, forked: Forked[Attempt], batch_size: int) -> None:
+        self._forked, self._batch_size = forked, batch_size
+        self._began = perf_counter()
 
-    def _ordered(self, read: int) -> Callable[[], _Order]:
-        """In the new process, which holds no end that it would wait for itself."""
-        os.close(self._orders)
-
-        def ordered() -> _Order:
-            with open(read, "rb") as orders:
-                return msgspec.json.decode(orders.readline(), type=_Order)
-
-        return ordered
-
-    def order(self, order: _Order) -> None:
-        self._batch_size, self._began = order.batch_size, perf_counter()
-        try:
-            os.write(self._orders, msgspec.json.encode(order) + b"\n")  # later tries hold this end too: no end of file
-        except BrokenPipeError:
-            pass  # it is gone already, and its result says why
-        finally:
-            os.close(self._orders)
-            self._orders = -1
-
-    def probe(self) -> Attempt:
-        """What came of it; waits for it."""
+    def result(self) -> Attempt:
+        """Wait for the outcome. Raises what a `StokerError` in the child says; any other end is an outcome."""
         result = self._forked.result()
         seconds = perf_counter() - self._began
         if isinstance(result, Failure):
@@ -154,16 +122,15 @@ class RunningAttempt:
         return msgspec.structs.replace(result, batch_size=self._batch_size, seconds=seconds)
 
     def stop(self) -> None:
-        if self._orders >= 0:
-            os.close(self._orders)
+        """End the try; its outcome is not needed any more."""
         self._forked.stop()
 
 
 class _Try:
     """One try, in the process forked for it."""
 
-    def __init__(self, cradle: TryFactory, model: torch.nn.Module, expandable: bool) -> None:
-        self._cradle, self._job = cradle, cradle.job
+    def __init__(self, factory: TryFactory, model: torch.nn.Module, expandable: bool) -> None:
+        self._factory, self._job = factory, factory.job
         device = parse_device(self._job.device)
         assert not isinstance(device, SleepDevice)
         self._device = device
@@ -174,8 +141,8 @@ class _Try:
             self._memory = HostMemory(self._job.budget_bytes)
         self._model = model
 
-    def run(self, ordered: Callable[[], _Order]) -> Attempt:
-        """The model goes to the device before the order is there; where it does not fit, any order finds that."""
+    def run(self, get_order: Callable[[], TryOrder]) -> Attempt:
+        """The model goes to the device before the order is there. If it does not fit, any order finds that."""
         step_s: list[float] = []
         reserved: list[int] = []
         weights = [0, 0]
@@ -183,22 +150,24 @@ class _Try:
         problem = None
         try:
             step = self._step()
-            order = ordered()
+            order = get_order()
             if order.weigh:
                 self._model.register_forward_hook(lambda module, inputs, output: _weigh(weights, inputs, output))
             if order.primed:
-                self._one(step, _TINY_BATCH)
-            for _ in range(order.steps):
+                self._one(step, RULES.tiny_batch)
+            batches_a_step = self._job.setting.accumulate if self._job.mode == "train" else 1
+            for _ in range(order.steps * batches_a_step):
                 began = perf_counter()
                 self._one(step, order.batch_size)
                 step_s.append(perf_counter() - began)
                 reserved.append(self._memory.reserved())
             if self._job.validate:
-                self._validate(step, order.batch_size)
+                step.evaluate(order.batch_size)
+                self._one(step, order.batch_size)
         except BaseException as error:
             outcome, problem = failures.of_error(error)
         return Attempt(
-            batch_size=0,  # whoever gave the order knows it
+            batch_size=0,  # RunningTry knows it, even if no order came
             outcome=outcome,
             peak_bytes=self._memory.peak(),
             reserved_bytes=self._memory.reserved_peak(),
@@ -212,30 +181,112 @@ class _Try:
         )
 
     def _step(self) -> ModelStep:
-        workload = self._cradle.workload.with_(model=self._model)
-        setting = Setting(precision=self._job.precision, cudnn_benchmark=self._job.cudnn_benchmark)
-        step = ModelStep(workload, self._job.mode, setting, self._device, pinned=False)
-        step.on_device = True  # its batches are made there: a copy on the host would take as long again
-        return step
+        """A step that is called with a batch size. Batches are made on the device: a host copy would take as long
+        again."""
+        workload = self._factory.workload.with_(model=self._model)
+        example, device, channels_last = self._factory.example, self._device, self._job.setting.channels_last
+        return ModelStep(
+            workload,
+            self._job.mode,
+            self._job.setting,
+            device,
+            make_batch=lambda batch_size: example.sized(batch_size, device, channels_last=channels_last),
+        )
 
     def _one(self, step: ModelStep, batch_size: int) -> None:
-        step(self._cradle.example.sized(batch_size, self._device), _no_tick)
+        step(batch_size)
         self._memory.settle()
-
-    def _validate(self, step: ModelStep, batch_size: int) -> None:
-        """As a person evaluates between epochs: the same batch size, no gradients, then training goes on."""
-        step.model.eval()
-        inputs, _ = calls.split(self._cradle.example.sized(batch_size, self._device))
-        with torch.inference_mode(), step.precision():
-            calls.forward(self._cradle.workload, step.model, inputs)
-        del inputs
-        step.model.train(self._job.mode == "train")
-        self._one(step, batch_size)
-
-
-def _no_tick(name: str) -> None:
-    """Nobody times the stages of a try."""
 
 
 def _weigh(weights: list[int], inputs: Any, output: Any) -> None:
     weights[:] = calls.batch_bytes(inputs), calls.batch_bytes(calls.logits_of(output))
+
+
+# ---------------------------------------------------------------- memory of a device
+
+
+class DeviceMemory(Record, frozen=True):
+    """What a process finds on a device: its name, its memory, and how much of that is free for tensors."""
+
+    device: str
+    total_bytes: int
+    free_bytes: int
+
+
+def read_memory(device_name: str) -> DeviceMemory:
+    """Read a device's memory. The process has touched the device afterwards."""
+    device = parse_device(device_name)
+    assert not isinstance(device, SleepDevice)
+    if device.type != "cuda":
+        found = host.read()
+        return DeviceMemory(device="host memory", total_bytes=found.limit_bytes, free_bytes=found.available_bytes)
+    torch.cuda.init()
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(device=torch.cuda.get_device_name(device), total_bytes=total, free_bytes=free)
+
+
+class CudaMemory:
+    """The caching allocator's counters on a device, capped if there is a budget."""
+
+    def __init__(self, device: torch.device, budget_bytes: int | None, expandable: bool) -> None:
+        if expandable:
+            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        torch.cuda.init()
+        self._device = device
+        self.free_bytes, total = torch.cuda.mem_get_info(device)
+        if budget_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / total), device)
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
+
+    def reserved_peak(self) -> int:
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def retries(self) -> int:
+        return allocator_retries(self._device)
+
+
+def allocator_retries(device: torch.device) -> int:
+    """How often the caching allocator returned its cache to serve a request."""
+    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))
+
+
+class HostMemory:
+    """The process's own memory, beyond what it had when the try began."""
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        self.free_bytes = host.available_bytes()
+        self._before = _status("VmRSS")
+        budget = self.free_bytes if budget_bytes is None else budget_bytes
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _status("VmData") + budget
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+    def settle(self) -> None:
+        """The host computes in step: nothing is under way."""
+
+    def reserved(self) -> int:
+        return max(0, _status("VmRSS") - self._before)
+
+    def peak(self) -> int:
+        return max(0, _status("VmHWM") - self._before)
+
+    def reserved_peak(self) -> int:
+        return self.peak()
+
+    def retries(self) -> int:
+        return 0
+
+
+def _status(name: str) -> int:
+    """A line of this process's status, in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0

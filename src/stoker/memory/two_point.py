@@ -1,19 +1,30 @@
-"""The thesis' estimate of the largest batch: memory at two batch sizes, and a line through them (4.1 to 4.9).
+"""The two-point estimate of the largest batch: memory at two batch sizes, and a line through them.
 
-It takes memory for `B·I + B·O + X + 2·B·Y`: inputs, outputs, what does not grow with the batch, and feature maps with
-their gradients. It was made for convolutional nets.
+Equations 4.1 to 4.9 of A. Tripathi's thesis (UT Austin, 2019). They model memory as `B·I + B·O + X + 2·B·Y`: inputs,
+outputs, what does not grow with the batch, and feature maps with their gradients. They were made for convolutional
+nets.
 """
 
 from stoker.errors import InputError
 from stoker.records import Record
 
-BATCHES = (10, 50)
-ITERATIONS, COUNTED = 20, 15
-"""So many iterations at each size; memory is averaged over the later ones, in which it no longer changes."""
+
+class TwoPointRules(Record, frozen=True):
+    """Numbers of the method, as published."""
+
+    batches: tuple[int, int] = (10, 50)
+    """The two batch sizes."""
+    iterations: int = 20
+    """Iterations at each size."""
+    counted: int = 15
+    """Memory is averaged over the last ones, in which it no longer changes."""
+
+
+RULES = TwoPointRules()
 
 
 class Reading(Record, frozen=True):
-    """What one size showed: memory in use, and what went into the model and came out of it, for the whole batch."""
+    """The readings at one batch size: memory in use, and the bytes of the inputs and of the outputs."""
 
     batch_size: int
     memory_bytes: float
@@ -22,7 +33,7 @@ class Reading(Record, frozen=True):
 
 
 class TwoPoint(Record, frozen=True):
-    """The solved equation: `x_bytes` whatever the batch; of each item its input, its output, and twice `y_bytes`."""
+    """The solved equation: `x_bytes` for any batch; for each item its input, its output, and twice `y_bytes`."""
 
     x_bytes: float
     y_bytes: float
@@ -38,7 +49,7 @@ class TwoPoint(Record, frozen=True):
         return self.x_bytes + batch_size * self.item_bytes
 
     def largest(self, gpu_memory_bytes: int, *, gpus: int = 1) -> int:
-        """Equation 4.9, for each of the GPUs."""
+        """Equation 4.9, times the GPUs."""
         if self.item_bytes <= 0:
             raise InputError("memory does not grow from the first batch size to the second: two points tell nothing")
         return max(0, int((gpu_memory_bytes - self.x_bytes) // self.item_bytes)) * gpus

@@ -52,6 +52,7 @@ from stoker.records.probes import (
 from stoker.records.task import (
     Extent,
     Mode,
+    OptimizerName,
     Precision,
     Setting,
     Task,
@@ -105,6 +106,7 @@ __all__ = [
     "MethodRow",
     "Mode",
     "Objective",
+    "OptimizerName",
     "Outcome",
     "Plan",
     "Planner",

@@ -13,6 +13,7 @@ from stoker.records.base import Record
 
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16", "fp16"]
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 
 
 class Setting(Record, frozen=True):

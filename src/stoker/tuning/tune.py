@@ -11,7 +11,7 @@ from stoker.measure.session import run_script
 from stoker.memory.limit import limit
 from stoker.records import Plan, Planner, WorkloadSpec
 from stoker.tuning.request import TuneRequest
-from stoker.tuning.tuner import Tuner, ceiling_of
+from stoker.tuning.tuner import Tuner, find_ceiling
 from stoker.workload.workload import Workload
 
 __all__ = ["Plan", "Planner", "TuneRequest", "tune"]
@@ -37,12 +37,14 @@ def tune(
     # The GPU whose memory counts is the one that is tuned for.
     gpu = request.device if request.device.startswith("cuda") else "auto"
     find = partial(limit, source, mode=request.mode, precision=request.precision, device=gpu, on_event=on_event)
-    ceiling = ceiling_of(find(gpu_memory=request.gpu_memory)) if request.gpu_memory is not None else None
+    ceiling = None
+    if request.gpu_memory is not None:
+        ceiling = find_ceiling(partial(find, gpu_memory=request.gpu_memory), request)
     tuner = Tuner(request, ceiling=ceiling, began=began, on_event=on_event)
     run = partial(run_script, source, mode=request.mode, device=request.device, on_event=on_event)
     plan = run(tuner.script())
     if plan is None:  # a step ran out of device memory: find the ceiling between two sessions, then go on
         with suppress(InputError, MachineError):
-            tuner.ceiling = ceiling_of(find())
+            tuner.ceiling = find_ceiling(find, request)
         plan = run(tuner.choose())
     return plan

@@ -1,7 +1,7 @@
 """One tuning, from the first probe to the plan: probes, predictions, runs, and the choice."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
@@ -33,22 +33,33 @@ class TunerRules(Record, frozen=True):
     """If the largest size seems best, larger sizes are probed up to this many times..."""
     further_share: float = 0.15
     """... each time for this share of the budget."""
-    gradient_bytes: int = 4
-    """Bytes of one parameter's gradient."""
 
 
 RULES = TunerRules()
 
 
 class Ceiling(NamedTuple):
-    """The largest batch that the device takes without retries of its allocator, and the bytes of an item there."""
+    """The largest batch that fits without a retry of the allocator, and the largest if gradients are accumulated."""
 
     batch_size: int
-    item_bytes: int
+    accumulating: int
 
 
-def ceiling_of(found: Limit) -> Ceiling:
-    return Ceiling(found.comfortable_batch or found.max_batch, found.bytes_per_item)
+def find_ceiling(find: Callable[..., Limit], request: TuneRequest) -> Ceiling:
+    """Ask `limit` for the ceiling. With an effective batch almost every setting accumulates gradients: only the one
+    that does not can be larger, so it is asked about if it does not fit anyway."""
+    if request.global_batch is None:
+        found = _largest_batch(find())
+        return Ceiling(found, found)
+    accumulating = find(accumulate=2)
+    fits = _largest_batch(accumulating)
+    if accumulating.mode == "infer" or request.global_batch <= fits * request.gpus:
+        return Ceiling(fits, fits)
+    return Ceiling(max(fits, _largest_batch(find())), fits)
+
+
+def _largest_batch(found: Limit) -> int:
+    return found.comfortable_batch or found.max_batch
 
 
 class Tuner:
@@ -105,7 +116,7 @@ class Tuner:
             probes.machine,
             host_memory_bytes=self._request.host_memory_bytes,
             max_batch=self._largest_that_ran(probes),
-            kept_items=self._kept_items(probes),
+            max_accumulating_batch=self.ceiling.accumulating if self.ceiling else None,
             waiting_share=predictor.costs.waiting_share,
             gpus=self._request.gpus,
         )
@@ -178,12 +189,6 @@ class Tuner:
         if self.ceiling is not None:
             return self.ceiling.batch_size
         return max((run.batch_size for run in probes.of("step")), default=None) if probes.ran_out else None
-
-    def _kept_items(self, probes: Probes) -> int:
-        """How many items' memory the gradients take that an accumulating loop keeps between batches."""
-        if self.ceiling is None or not self.ceiling.item_bytes or probes.subject.mode != "train":
-            return 0
-        return -(-RULES.gradient_bytes * (probes.subject.parameters or 0) // self.ceiling.item_bytes)
 
     # ------------------------------------------------------------ the plan
 

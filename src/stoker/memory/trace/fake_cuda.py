@@ -1,9 +1,9 @@
-"""A CUDA device that is not there: real dispatch, autocast and optimizers over fake tensors, in a process of its own.
+"""A simulated CUDA device: real dispatch, autocast and optimizers over fake tensors, in a process of its own.
 
-Forward works on fake CUDA tensors as it is; backward fails inside the engine, which asks the device for a stream. With
-a dummy backend registered, autograd's nodes carry no stream, and while the engine runs it is told that tensors are on
-`meta`. These are private doors of torch: `install` runs once, in a child process that does nothing else, since
-registering the backend breaks autograd on a real GPU.
+Forward passes work on fake CUDA tensors without help. Backward passes fail inside the engine, which asks the device for
+a stream. With a dummy backend registered, autograd's nodes carry no stream, and while the engine runs, tensors claim to
+be on `meta`. All of this uses private interfaces of torch. `install` runs once, in a child process that does nothing
+else, because registering the backend breaks autograd on a real GPU.
 """
 
 import importlib
@@ -23,6 +23,7 @@ from stoker.memory.trace import guards
 CUDA = torch.device("cuda", 0)
 META = torch.device("meta")
 _LARGE_NUMEL = 4096
+"""Constructors only read values of tensors that are smaller than this."""
 _BACKEND = "stoker_trace"
 _FILLS = frozenset(
     (
@@ -46,13 +47,13 @@ _MAKERS = frozenset(
 
 
 class Engine:
-    """Whether autograd's engine runs now: `root` until its first node, `inside` after that."""
+    """The state of autograd's engine: None, `root` until its first node runs, `inside` after that."""
 
     state: str | None = None
 
 
 def install(*, backward: bool) -> None:
-    """Make this process take fake tensors on CUDA for the real thing; `backward` where gradients are wanted too."""
+    """Make torch in this process accept fake CUDA tensors as real ones; with `backward`, in backward passes too."""
     if backward:
         _register_backend()
     guards.silence()
@@ -69,12 +70,12 @@ def install(*, backward: bool) -> None:
 
 
 def _step_with_finite_gradients(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """Whether a gradient was infinite is a value that only a run has; the update is what takes memory."""
+    """Whether a gradient was infinite is a value that only a run has. The update takes the memory, so make it."""
     return optimizer.step(*args, **kwargs)
 
 
 def _register_backend() -> None:
-    """With any backend of that kind registered, autograd's nodes ask for no stream."""
+    """With a backend of this kind registered, autograd's nodes ask for no stream."""
     register = getattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend", None)
     if register is not None:
         register(_BACKEND)
@@ -93,7 +94,7 @@ def _watch_engine() -> None:
     def watched(*args: Any, **kwargs: Any) -> Any:
         before, Engine.state = Engine.state, "root"
         try:
-            with autograd.set_multithreading_enabled(False):  # a device's own thread would run beside this one
+            with autograd.set_multithreading_enabled(False):  # the engine must not use a thread for the device
                 return run(*args, **kwargs)
         finally:
             Engine.state = before
@@ -104,9 +105,9 @@ def _watch_engine() -> None:
 
 
 class LazyBuild(TorchDispatchMode):
-    """Builds a model for real on the CPU without touching the pages of its large tensors: zeros that are never filled.
+    """Builds a model on the CPU without touching the pages of its large tensors: they are zeros that are never filled.
 
-    Some constructors read values, so a model cannot be built on a fake device; but only small tensors are ever read.
+    Some constructors read values, so a model cannot be built on a fake device; but they only read small tensors.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ class LazyBuild(TorchDispatchMode):
 
 
 def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """A large float tensor on untouched pages; None where it is small or of another kind."""
+    """A large float tensor on untouched pages; None if it is small or of another kind."""
     import mmap
 
     is_tensor = isinstance(like, torch.Tensor)
@@ -145,9 +146,9 @@ def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
 def to_fake_cuda(
     model: torch.nn.Module, on_made: Callable[[torch.Tensor], None], *, channels_last: bool = False
 ) -> torch.nn.Module:
-    """Put fake CUDA tensors in the place of a model's own, in the order of `Module.to`, shared ones shared.
+    """Replace a model's tensors by fake CUDA tensors, in the order of `Module.to`; shared tensors stay shared.
 
-    With `channels_last` that is a second pass, as it is in people's code: tensors of four dimensions are made again.
+    With `channels_last`, a second pass makes tensors of four dimensions again, as users' code does.
     """
     _replace(model, on_made, lambda tensor: tensor.stride())
     if channels_last:
@@ -160,9 +161,9 @@ def _replace(
     on_made: Callable[[torch.Tensor], None],
     strides: Callable[[torch.Tensor], tuple[int, ...] | None],
 ) -> None:
-    """Make every tensor of a model again with other strides; those that shall stay have none."""
+    """Make every tensor of a model again with other strides, except those for which `strides` gives None."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for module in _inside_out(model):
+    for module in _children_first(model):
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 stride = None if tensor is None else strides(tensor)
@@ -175,20 +176,20 @@ def _replace(
 
 
 def _stand_in(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A fake one; a parameter stays the object that it is, as in `Module.to`: an optimizer may know it already."""
+    """The fake tensor. A parameter stays the same object, as in `Module.to`: an optimizer may hold it already."""
     fake = _fake(tensor, stride)
     if isinstance(tensor, torch.nn.Parameter):
         try:
             torch.utils.swap_tensors(tensor, fake)
-        except (RuntimeError, AttributeError, TypeError):  # someone holds on to it in a way that cannot be swapped
+        except (RuntimeError, AttributeError, TypeError):  # held in a way that cannot be swapped
             return fake
         return tensor
     return fake
 
 
-def _inside_out(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _children_first(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     for child in model.children():
-        yield from _inside_out(child)
+        yield from _children_first(child)
     yield model
 
 
@@ -200,7 +201,7 @@ def _fake(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def last_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a batch of images with its channels last."""
+    """The strides of a batch of images in channels-last layout."""
     _, channels, height, width = shape
     return height * width * channels, 1, width * channels, channels
 
@@ -211,13 +212,14 @@ class _Current:
 
 @contextmanager
 def fake_tensors() -> Iterator[FakeTensorMode]:
+    """The mode under which `fresh` and `viewed` make fake tensors."""
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         _Current.mode = mode
         yield mode
 
 
 def fresh(shape: Iterable[int], dtype: torch.dtype, stride: Iterable[int] | None = None) -> torch.Tensor:
-    """A new fake CUDA tensor, made by hand in a twentieth of the time that torch takes for it."""
+    """A new fake CUDA tensor, made by hand in a twentieth of the time that torch needs."""
     with no_dispatch():
         if stride is None:
             element = torch.empty(tuple(shape), dtype=dtype, device=META)
@@ -228,7 +230,7 @@ def fresh(shape: Iterable[int], dtype: torch.dtype, stride: Iterable[int] | None
 
 
 def viewed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Another look at a fake tensor's own memory, or several."""
+    """One or several views of a fake tensor's memory."""
     mode = _Current.mode
     assert mode is not None
     with in_kernel_invocation_manager(mode):

@@ -1,103 +1,110 @@
-"""Logs every storage that a step makes and drops on a fake CUDA device: no GPU, and no memory for what it logs."""
+"""Logs what a step allocates and releases on a simulated CUDA device: no GPU, and no memory for what it logs."""
 
-import functools
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+import traceback
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
 import msgspec
 import torch
 
-from stoker.errors import InputError
-from stoker.memory.trace import compiled, fake_cuda, layers, masks
+from stoker.errors import InputError, StokerError
+from stoker.measure.steps import ModelStep
+from stoker.memory.trace import fake_cuda, layers, quirks
 from stoker.memory.trace.fake_cuda import CUDA
 from stoker.memory.trace.gpus import DEFAULT_GPU, Architecture, architecture
 from stoker.memory.trace.kernels import attention, recurrent
 from stoker.memory.trace.log import AllocationLog
-from stoker.memory.trace.recorder import Recorder
-from stoker.records import Mode, Precision
+from stoker.memory.trace.recorder import AllocationRecorder
+from stoker.process.failures import own_place
+from stoker.records import Mode, Setting
 from stoker.workload import calls
 from stoker.workload.batch import mapped
 from stoker.workload.example import EXAMPLE_ITEMS, Example, worst_example
 from stoker.workload.workload import Workload
 
-_PRIMES = (251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313)
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_BATCH_SIZES = (251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311, 313)
+"""Primes. A size that the batch size divides grows with the batch, unless a side of the model's own is a multiple."""
 
 
 def record(
     workload: Workload,
     mode: Mode,
-    precision: Precision,
-    optimizer: str | None,
+    setting: Setting,
     *,
     gpu: str = DEFAULT_GPU,
     validate: bool = False,
-    channels_last: bool = False,
     example: Example | None = None,
 ) -> AllocationLog:
-    """Log one step of a workload on a fake CUDA device. Runs in a process of its own: it changes torch for good.
+    """Log one step of a workload on a simulated CUDA device. Run it in a child process: it changes torch for good.
 
-    `gpu` names the card, whose generation decides on kernels; with `validate`, training is followed by a pass over the
-    validation data (the training data where a workload has none) at the same batch size; with `channels_last`, model
-    and images are in that layout. `example` is the batch to see the shapes of, where it has been loaded already.
+    `gpu` names the device; its generation decides on kernels. With `validate`, training is followed by a pass over the
+    validation data (the training data if a workload has none) at the same batch size. `example` is the batch to take
+    shapes from, if it has been loaded already. Raises `InputError` with the place if the step cannot be followed: it
+    fails, or depends on values that only a run has.
     """
+    try:
+        return _record(workload, mode, setting, architecture(gpu), validate, example)
+    except StokerError:
+        raise
+    except Exception as error:
+        raise InputError(_cannot_follow(error)) from error
+
+
+def _record(
+    workload: Workload, mode: Mode, setting: Setting, card: Architecture, validate: bool, example: Example | None
+) -> AllocationLog:
     began = perf_counter()
-    card = architecture(gpu)
     _install(card, mode)
-    batch = _followed(example or worst_example(workload))
+    batch = _growing(example or worst_example(workload))
     validation = None
     if validate and mode == "train":
         apart = workload.validation is not None
-        validation = _followed(worst_example(workload, "validation")) if apart else batch
-    chosen = workload.with_(optimizer=OPTIMIZERS[optimizer]) if optimizer else workload
-    following = _Following(chosen, mode, precision, channels_last, card, batch, validation)
-    return msgspec.structs.replace(following.log(), seconds=perf_counter() - began)
+        validation = _growing(worst_example(workload, "validation")) if apart else batch
+    trace = _StepTrace(workload, mode, setting, card, batch, validation)
+    return msgspec.structs.replace(trace.log(), seconds=perf_counter() - began)
 
 
-class _Following:
-    """One step, to be followed at one batch size or two."""
+class _StepTrace:
+    """One step, followed at one batch size or two."""
 
     def __init__(
-        self,
-        workload: Workload,
-        mode: Mode,
-        precision: Precision,
-        channels_last: bool,
-        card: Architecture,
-        batch: Any,
-        validation: Any,
+        self, workload: Workload, mode: Mode, setting: Setting, card: Architecture, batch: Any, validation: Any
     ) -> None:
-        self._workload, self._mode, self._precision, self._channels_last = workload, mode, precision, channels_last
+        self._workload, self._mode, self._setting = workload, mode, setting
         self._card, self._batch, self._validation = card, batch, validation
 
     def log(self) -> AllocationLog:
-        """At a prime that divides no side of the model's tensors or of the batch's. Where something seems to grow with
-        the square of the batch, a side in between may be a multiple of it: another prime tells."""
-        model = self._made()
+        """Follow the step at a prime that divides no side of the model's tensors or of the batch's.
+
+        If something seems to grow with the square of the batch, a side in between may be a multiple of the prime.
+        So it is followed with another prime too, and the log with fewer squares is right.
+        """
+        model = self._make_model()
         first, *others = _primes(_sides(model, (self._batch, self._validation)))
-        found = self._either_way(first, model)
+        found = self._with_either_value(first, model)
         if not others or not _squares(found):
             return found
-        again = self._either_way(others[0])
+        again = self._with_either_value(others[0])
         return min((found, again), key=lambda log: len(_squares(log)))
 
-    def _either_way(self, batch_size: int, model: torch.nn.Module | None = None) -> AllocationLog:
-        """Where the step reads a value that only a run has, it is followed with 0 and with 1 in its place: where both
-        take the same memory, or only one of them is a way that does not raise, that is the answer."""
+    def _with_either_value(self, batch_size: int, model: torch.nn.Module | None = None) -> AllocationLog:
+        """If the step reads a value that only a run has, follow it with 0 and with 1 in its place.
+
+        If both take the same memory, or only one of them does not raise, that is the answer.
+        """
         found: dict[int, AllocationLog] = {}
         refused: list[Exception] = []
-        asked_at = None
+        read_at = None
         for value in (0, 1):
-            log = Recorder(self._card, batch_size, value)
+            recorder = AllocationRecorder(self._card, batch_size, value)
             try:
-                found[value] = self._logged(self._made() if model is None else model, log)
+                found[value] = self._logged(self._make_model() if model is None else model, recorder)
             except Exception as error:
                 refused.append(error)
             model = None
-            asked_at = asked_at or log.asked_at
-            if asked_at is None:
+            read_at = read_at or recorder.read_at
+            if read_at is None:
                 break
         if not found:
             raise refused[0]
@@ -105,46 +112,55 @@ class _Following:
         if not all(_are_alike(first, other) for other in found.values()):
             raise InputError(
                 f"this step cannot be followed without a GPU: what it takes depends on a value that only a run has, "
-                f"at {asked_at}"
+                f"at {read_at}"
             )
-        if asked_at is None:
+        if read_at is None:
             return first
         ways = "0 and with 1, alike" if len(found) == 2 else f"{next(iter(found))}, as the other raises"
-        said = f"what else the step may do by a value that it reads at {asked_at} (followed with {ways})"
-        return msgspec.structs.replace(first, unseen=(*first.unseen, said))
+        unseen = f"what else the step may do by a value that it reads at {read_at} (followed with {ways})"
+        return msgspec.structs.replace(first, unseen=(*first.unseen, unseen))
 
-    def _made(self) -> torch.nn.Module:
+    def _make_model(self) -> torch.nn.Module:
         with fake_cuda.LazyBuild():
             model = calls.make_model(self._workload)
-        masks.answer_from(self._batch)  # by now, what the model is made with has been imported
+        quirks.answer_masks_from(self._batch)  # the modules that the model is made with are imported by now
         return model
 
-    def _logged(self, model: torch.nn.Module, log: Recorder) -> AllocationLog:
-        with fake_cuda.fake_tensors(), log:
-            fake_cuda.to_fake_cuda(model, log.born, channels_last=self._channels_last).train(self._mode == "train")
-            step = _Step(self._workload, model, self._mode, self._precision, log.batch_size, self._channels_last)
-            init = log.steps_begin()
-            step(self._batch)
-            first = len(log.events)
+    def _logged(self, model: torch.nn.Module, recorder: AllocationRecorder) -> AllocationLog:
+        channels_last = self._setting.channels_last
+        with fake_cuda.fake_tensors(), recorder:
+            fake_cuda.to_fake_cuda(model, recorder.allocate, channels_last=channels_last)
+            step = ModelStep(
+                self._workload,
+                self._mode,
+                self._setting,
+                CUDA,
+                model=model,
+                make_batch=lambda example: _fake_batch(example, recorder.batch_size, channels_last),
+            )
+            init = recorder.steps_begin()
+            for _ in range(self._setting.accumulate if self._mode == "train" else 1):
+                step(self._batch)
+            first = len(recorder.events)
             if self._validation is not None:
-                step.infer(self._validation)
-            events = tuple(log.events)
+                step.evaluate(self._validation)
+            events = tuple(recorder.events)
         return AllocationLog(
-            storages=tuple(log.storages),
+            allocations=tuple(recorder.allocations),
             init=events[:init],
             first=events[init:first],
             steady=_repeated(events[init:first]),
             validate=events[first:],
-            batch_size=log.batch_size,
+            batch_size=recorder.batch_size,
             workspace_bytes=self._card.workspace_bytes,
             attention=tuple(sorted(attention.used)),
-            unseen=_unseen(model, log.custom),
+            unseen=_unseen(model, recorder.custom),
         )
 
 
 def _are_alike(one: AllocationLog, other: AllocationLog) -> bool:
-    return (one.storages, one.init, one.first, one.validate) == (
-        other.storages,
+    return (one.allocations, one.init, one.first, one.validate) == (
+        other.allocations,
         other.init,
         other.first,
         other.validate,
@@ -152,12 +168,12 @@ def _are_alike(one: AllocationLog, other: AllocationLog) -> bool:
 
 
 def _primes(sides: set[int]) -> list[int]:
-    """Those of a table that divide none of these; the whole table where each divides some."""
-    return [prime for prime in _PRIMES if all(side % prime for side in sides)] or list(_PRIMES)
+    """The batch sizes that divide none of these sides; all of them if each divides some."""
+    return [prime for prime in _BATCH_SIZES if all(side % prime for side in sides)] or list(_BATCH_SIZES)
 
 
 def _sides(model: torch.nn.Module, examples: Any) -> set[int]:
-    """Of every tensor, but for the one that counts the items."""
+    """The sides of every tensor, without the one that counts the items."""
     sides: set[int] = set()
     for tensor in (*model.parameters(), *model.buffers()):
         sides.update(tensor.shape)
@@ -171,7 +187,7 @@ def _sides(model: torch.nn.Module, examples: Any) -> set[int]:
 
 
 def _squares(log: AllocationLog) -> list[float]:
-    return [storage.square_bytes for storage in log.storages if storage.square_bytes]
+    return [each.square_bytes for each in log.allocations if each.square_bytes]
 
 
 def _install(card: Architecture, mode: Mode) -> None:
@@ -182,103 +198,54 @@ def _install(card: Architecture, mode: Mode) -> None:
 
 
 def _repeated(first: tuple[int, ...]) -> tuple[int, ...]:
-    """A later step is the first one without what lasts: it is there already."""
-    died = {-event - 1 for event in first if event < 0}
-    return tuple(event for event in first if event < 0 or event in died)
+    """A later step is the first one without what lasts, which exists by then."""
+    released = {-event - 1 for event in first if event < 0}
+    return tuple(event for event in first if event < 0 or event in released)
 
 
 def _unseen(model: torch.nn.Module, custom: Iterable[str]) -> tuple[str, ...]:
-    """What takes memory on a GPU and shows in no log."""
+    """What takes memory on a GPU and is in no log."""
     found = [f"what {name}, an operator of your own, takes inside" for name in sorted(custom)]
     if any(isinstance(module, torch.nn.RNNBase) for module in model.modules()):
         found.append(recurrent.UNSEEN)
-    if compiled.is_used(model):
-        found.append(compiled.UNSEEN)
+    if quirks.is_compiled(model):
+        found.append(quirks.UNSEEN_COMPILED)
     return tuple(found)
 
 
-class _Step:
-    """One step as the loop makes it: the batch on the device, forward, backward, update."""
+def _fake_batch(example: Any, batch_size: int, channels_last: bool) -> Any:
+    """The example as fake CUDA tensors, with the traced batch size in place of its few items."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        model: torch.nn.Module,
-        mode: Mode,
-        precision: Precision,
-        batch_size: int,
-        channels_last: bool,
-    ) -> None:
-        self._workload, self._model, self._mode, self._channels_last = workload, model, mode, channels_last
-        self._batch_size = batch_size
-        self._dtype = _DTYPES.get(precision)
-        self._optimizer = calls.make_optimizer(workload, model) if mode == "train" else None
-        self._scaler = torch.amp.GradScaler("cuda") if mode == "train" and precision == "fp16" else None
+    def grow(tensor: torch.Tensor) -> torch.Tensor:
+        shape = list(tensor.shape)
+        if shape and shape[0] == EXAMPLE_ITEMS:
+            shape[0] = batch_size
+        layout = torch.channels_last if channels_last and len(shape) == 4 else torch.contiguous_format
+        return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)
 
-    def __call__(self, example: Any) -> None:
-        if self._mode == "infer":
-            self.infer(example)
-            return
-        batch = self._inflated(example)  # a loop holds on to its batch to the end of the step
-        with self._autocast():
-            loss = self._loss(batch)
-        if loss is None:
-            return
-        assert self._optimizer is not None
-        if self._scaler is None:
-            loss.backward()
-            self._optimizer.step()
-        else:
-            self._scaler.scale(loss).backward()
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
-
-    def infer(self, example: Any) -> None:
-        self._model.eval()
-        with torch.inference_mode(), self._autocast():
-            self._forward(self._inflated(example))
-
-    def _inflated(self, example: Any) -> Any:
-        """The example as fake CUDA tensors, with the traced batch in the place of its few items."""
-
-        def grow(tensor: torch.Tensor) -> torch.Tensor:
-            shape = list(tensor.shape)
-            if shape and shape[0] == EXAMPLE_ITEMS:
-                shape[0] = self._batch_size
-            layout = torch.channels_last if self._channels_last and len(shape) == 4 else torch.contiguous_format
-            return torch.empty(shape, dtype=tensor.dtype, device=CUDA, memory_format=layout)
-
-        return mapped(example, grow)
-
-    def _autocast(self) -> Any:
-        return torch.autocast("cuda", dtype=self._dtype) if self._dtype else nullcontext()
-
-    def _forward(self, batch: Any) -> Any:
-        if self._workload.step is not None:
-            return self._workload.step(self._model, batch)
-        return calls.forward(self._workload, self._model, calls.split(batch)[0])
-
-    def _loss(self, batch: Any) -> torch.Tensor | None:
-        output = self._forward(batch)
-        if self._workload.step is not None:
-            return calls.step_loss(output)
-        return calls.loss_of(self._workload, output, calls.split(batch)[1])
+    return mapped(example, grow)
 
 
-OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    "sgd": functools.partial(torch.optim.SGD, lr=0.01),
-    "momentum": functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9),
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
-
-
-def _followed(example: Example) -> Any:
-    """The example's batch, where it can be told which dimension counts the items."""
+def _growing(example: Example) -> Any:
+    """The example's batch, if its first dimension counts the items."""
     if not example.grows:
         raise InputError(
             "this step cannot be followed without a GPU: a batch's first dimension does not count its items, "
             "so its size at another batch cannot be told"
         )
     return example.batch
+
+
+def _cannot_follow(error: Exception) -> str:
+    """The sentence for a step that depends on values, or fails on the simulated device."""
+    from torch._subclasses import fake_tensor
+
+    names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+    kinds: Any = tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
+    why = next(iter(str(error).splitlines()), "")
+    place = own_place("".join(traceback.format_exception(error)))
+    where = f", at {place}" if place else ""
+    if isinstance(error, kinds):
+        return f"this step cannot be followed without a GPU: {why} depends on values that only a run has{where}"
+    what = f"{type(error).__name__}: {why}" if why else type(error).__name__
+    return f"the step fails where it is followed without a GPU: {what}{where}"

@@ -1,4 +1,4 @@
-"""What is known of GPUs by name: the generation, its size, and what torch's kernels take on it whatever the model."""
+"""GPUs by name: their generation, their size, and what torch's kernels take on them for any model."""
 
 import re
 
@@ -8,7 +8,8 @@ from stoker.records import Record
 DEFAULT_GPU = "h200"
 _MIB = 2**20
 _USUAL_MULTIPROCESSORS = 108
-_GPUS: dict[str, tuple[int, int, int]] = {
+"""Assumed for a GPU of which only the compute capability is given: those of an A100."""
+_GPUS: dict[str, tuple[int, int, int]] = {  # compute capability, multiprocessors
     "b200": (10, 0, 148),
     "b100": (10, 0, 132),
     "gb200": (10, 0, 148),
@@ -57,13 +58,12 @@ _GPUS: dict[str, tuple[int, int, int]] = {
 _MAKERS = ("nvidia", "geforce", "tesla", "quadro")
 _VARIANTS = re.compile(r"(ti|super|sxm\d?|pcie|nvl|laptopgpu|\d+gb)+$")
 
-
 _OLDEST, _NEWEST = 5, 12
-"""Of the compute capabilities that torch runs on."""
+"""Major compute capabilities that torch runs on."""
 
 
 class Architecture(Record, frozen=True):
-    """A generation of GPUs, by its compute capability, and how many multiprocessors one of them has."""
+    """A GPU's compute capability and how many multiprocessors it has."""
 
     major: int
     minor: int
@@ -71,13 +71,13 @@ class Architecture(Record, frozen=True):
 
     @property
     def threads(self) -> int:
-        """How many threads can be at work on it at once."""
+        """How many threads can run at once."""
         by_capability = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
         return self.multiprocessors * by_capability.get((self.major, self.minor), 2048)
 
     @property
     def workspace_bytes(self) -> int:
-        """What torch gives each of cuBLAS' handles at its first matrix product, and never takes back."""
+        """What torch gives each cuBLAS handle at its first matrix product, and never takes back."""
         return 32 * _MIB if self.major in (9, 10) else 2 * 4096 * 1024 + 8 * 16 * 1024
 
     @property
@@ -90,28 +90,32 @@ class Architecture(Record, frozen=True):
 
 
 def architecture(gpu: str) -> Architecture:
-    """The generation of a GPU by its name (`a100`, `NVIDIA H100 80GB HBM3`) or its capability (`8.6`, `sm_86`)."""
+    """A GPU by its name (`a100`, `NVIDIA H100 80GB HBM3`) or its compute capability (`8.6`, `sm_86`).
+
+    Raises `InputError` with the known names for any other.
+    """
     plain = re.sub(r"[\s_-]", "", gpu.lower())
-    told = re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)", plain)
-    if told and _OLDEST <= int(told[1]) <= _NEWEST:
-        return Architecture(major=int(told[1]), minor=int(told[2]))
-    found = _GPUS.get(plain) or _looked_up(gpu)
+    capability = re.fullmatch(r"(?:sm)?(\d{1,2})\.?(\d)", plain)
+    if capability and _OLDEST <= int(capability[1]) <= _NEWEST:
+        return Architecture(major=int(capability[1]), minor=int(capability[2]))
+    found = _GPUS.get(plain) or _by_long_name(gpu)
     if found is None:
         raise InputError(f"no GPU is known as {gpu!r}; give a compute capability such as 8.6, or one of: {known()}")
     return Architecture(major=found[0], minor=found[1], multiprocessors=found[2])
 
 
 def is_known(gpu: str) -> bool:
-    """Whether a name says how many multiprocessors there are, which a capability does not."""
-    return _looked_up(gpu) is not None
+    """Whether a GPU is in the table. A compute capability does not say how many multiprocessors there are."""
+    return _by_long_name(gpu) is not None
 
 
 def known() -> str:
+    """The names in the table, for a message."""
     return ", ".join(_GPUS)
 
 
-def _looked_up(gpu: str) -> tuple[int, int, int] | None:
-    """A driver's long name holds the short one as a word, or as two: `NVIDIA GeForce RTX 3090`."""
+def _by_long_name(gpu: str) -> tuple[int, int, int] | None:
+    """A driver's long name has the short one as one word or two: `NVIDIA GeForce RTX 3090`."""
     words = [word for word in re.split(r"[\s_-]+", gpu.lower()) if word and word not in _MAKERS]
     for size in (2, 1):
         for place in range(len(words) - size + 1):

@@ -1,9 +1,9 @@
-"""Torch's tables of devices, written by hand: code in C++ asks for the device and stream even of fake tensors.
+"""Torch's table of device guards, changed by hand: code in C++ asks for device and stream even of fake tensors.
 
-A torch that was built for CPUs has no one to ask, and another may try the driver. The guard of `meta` answers any
-question with nothing, so it stands in for CUDA's. Before torch 2.11 there is also no way to register a backend from
-Python; a copy of that guard which calls itself another device does. All of this is for one process that does nothing
-else, and is left alone where the tables are not found.
+A CPU build of torch has no guard for CUDA, and a CUDA build may call the driver. The guard of `meta` does nothing, so
+it replaces that of CUDA. Torch before 2.11 also cannot register a backend from Python: there, a copy of the `meta`
+guard that calls itself another device stands for one. All of this is for a process that does nothing else. If the
+tables are not found, nothing is changed.
 """
 
 import ctypes
@@ -16,17 +16,17 @@ _C10, _TORCH = "*c10.*", "*torch_cpu.*"
 _GUARDS_SYMBOL = "_ZN3c104impl26device_guard_impl_registryE"
 _HOOKS_SYMBOL = "_ZN2at33RegisterPrivateUse1HooksInterfaceEPNS_25PrivateUse1HooksInterfaceE"
 _CUDA, _META, _PRIVATE = 1, 14, 20
-"""The places of devices in the table of guards, as in torch's `DeviceType`."""
+"""Positions in the table of guards, as in torch's `DeviceType`."""
 _GUARD_METHODS, _HOOK_METHODS = 24, 64
 _TYPE_METHOD, _COUNT_METHOD = 0, 14
-"""Which methods of a guard say what device it is for, and how many of it there are."""
+"""The methods of a guard that return its device type and the number of devices."""
 _Answer = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
-_kept: list[Any] = []
-"""What C++ now points to must not be collected."""
+_referenced: list[Any] = []
+"""C++ points to these objects, so they must not be collected."""
 
 
 def silence() -> bool:
-    """Have CUDA's guard answer with nothing; False where torch's table was not found."""
+    """Replace CUDA's guard by one that does nothing; False if torch's table was not found."""
     guards = _guards()
     if guards is None:
         return False
@@ -35,7 +35,7 @@ def silence() -> bool:
 
 
 def register_backend(name: str) -> bool:
-    """A backend with one device, as autograd's engine wants it; False where torch's tables were not found."""
+    """Register a backend with one device, as autograd's engine needs it; False if torch's tables were not found."""
     guards = _guards()
     register = getattr(_library(_TORCH), _HOOKS_SYMBOL, None)
     if guards is None or register is None:
@@ -70,13 +70,13 @@ def _copied_guard(address: int) -> int:
 
 def _method(answer: int) -> int:
     function = _Answer(lambda _: answer)
-    _kept.append(function)
+    _referenced.append(function)
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _object(methods: list[int]) -> int:
-    """The address of an object in C++ with no more to it than these virtual methods."""
+    """The address of a C++ object that has only these virtual methods."""
     table = (ctypes.c_void_p * len(methods))(*methods)
     made = (ctypes.c_void_p * 8)(ctypes.addressof(table))
-    _kept.extend((table, made))
+    _referenced.extend((table, made))
     return ctypes.addressof(made)

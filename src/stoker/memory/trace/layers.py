@@ -1,16 +1,23 @@
-"""Layers that torch writes out in one way for plain tensors and in another for subclasses, as fake ones are."""
+"""Layers written out by hand, for two reasons.
 
+Torch decomposes some layers in one way for plain tensors and in another for subclasses, as fake tensors are. And it has
+no rule at all for its fused inference layers on fake tensors, but documents their parts.
+"""
+
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import functional
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 aten = torch.ops.aten
 _library: Any = None
 
 
 def install() -> None:
-    """Have `linear` written out as for plain tensors: a bias is added in place, not into memory of its own. And the
-    loss of logits, whose gradient is made in place for those alone."""
+    """Decompose `linear` as for plain tensors, with a bias that is added in place, and the loss of logits, whose
+    gradient torch makes in place for plain tensors alone."""
     global _library
     _library = torch.library.Library("aten", "IMPL")
     _library.impl("linear", linear, "AutogradCUDA")
@@ -40,22 +47,26 @@ class _LossOfLogits(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """In place, unless a gradient's gradient is wanted."""
+        """In place, unless a gradient of the gradient is needed."""
         [gradient] = gradients
         x, target, weight, pos_weight = ctx.saved_tensors
-        kept = torch.is_grad_enabled()
+        differentiable = torch.is_grad_enabled()
 
         def scaled(made: Any) -> Any:
-            made = made if weight is None else made * weight if kept else made.mul_(weight)
+            made = made if weight is None else made * weight if differentiable else made.mul_(weight)
             return made.div_(x.numel()) if ctx.reduction == 1 else made
 
         if pos_weight is None:
-            made = x.sigmoid() - target if kept else x.sigmoid().sub_(target)
+            made = x.sigmoid() - target if differentiable else x.sigmoid().sub_(target)
         else:
             share = pos_weight.mul(target)
             rest = share.add(1)
-            made = (rest - target) * x.sigmoid() - share if kept else rest.sub_(target).mul_(x.sigmoid()).sub_(share)
-        made = scaled(made * gradient if kept else made.mul_(gradient))
+            made = (
+                (rest - target) * x.sigmoid() - share
+                if differentiable
+                else rest.sub_(target).mul_(x.sigmoid()).sub_(share)
+            )
+        made = scaled(made * gradient if differentiable else made.mul_(gradient))
         of_target = None
         if ctx.needs_input_grad[1]:
             log = torch.nn.functional.logsigmoid
@@ -77,9 +88,85 @@ def _loss_of_each(x: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
     return loss if weight is None else loss.mul_(weight)
 
 
-WRITTEN_OUT = {
+# ---------------------------------------------------------------- fused layers of inference
+
+
+def fused_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    mask: Any = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Any, Any]:
+    """`nn.MultiheadAttention` on the fast path: one product for queries, keys and values, then a fused kernel."""
+    batch, length, _ = query.shape
+    width = embed_dim // num_head
+    if mask is None and not need_weights and width % 8 == 0 and query is key and key is value:
+        packed = functional.linear(query, qkv_weight, qkv_bias)
+        q, k, v = (part.view(batch, -1, num_head, width).transpose(1, 2) for part in packed.chunk(3, -1))
+        made = scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, -1, embed_dim)
+        return functional.linear(made, proj_weight, proj_bias), None
+    packed = functional.linear(query, qkv_weight)
+    heads = torch.empty((3, batch, num_head, length, width), dtype=packed.dtype, device=packed.device)
+    del packed
+    scores = torch.matmul(heads[0], heads[1].transpose(-1, -2))
+    made = functional.linear(heads[0].transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias)
+    if not need_weights:
+        return made, None
+    return made, scores.mean(1) if average_attn_weights else scores
+
+
+def fused_encoder_layer(
+    src: Any,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Any,
+    qkv_bias: Any,
+    proj_weight: Any,
+    proj_bias: Any,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Any,
+    norm_bias_1: Any,
+    norm_weight_2: Any,
+    norm_bias_2: Any,
+    ffn_weight_1: Any,
+    ffn_bias_1: Any,
+    ffn_weight_2: Any,
+    ffn_bias_2: Any,
+    mask: Any = None,
+    mask_type: int | None = None,
+) -> Any:
+    """`nn.TransformerEncoderLayer` on the fast path: sums in place, the activation inside the product."""
+    shape = (embed_dim,)
+    x = layer_norm(src, shape, norm_weight_1, norm_bias_1, eps) if norm_first else src
+    weights = (qkv_weight, qkv_bias, proj_weight, proj_bias)
+    x = fused_attention(x, x, x, embed_dim, num_heads, *weights, mask, False, True, mask_type)[0]
+    x.add_(src)
+    if not norm_first:
+        x = layer_norm(x, shape, norm_weight_1, norm_bias_1, eps)
+    before = x
+    if norm_first:
+        x = layer_norm(x, shape, norm_weight_2, norm_bias_2, eps)
+    x = functional.linear(functional.linear(x, ffn_weight_1, ffn_bias_1), ffn_weight_2, ffn_bias_2)
+    x.add_(before)
+    return x if norm_first else layer_norm(x, shape, norm_weight_2, norm_bias_2, eps)
+
+
+WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     aten.binary_cross_entropy_with_logits.default: _loss_forward,
     aten.linear.default: linear,
+    aten._native_multi_head_attention.default: fused_attention,
+    aten._transformer_encoder_layer_fwd.default: fused_encoder_layer,
 }
 
 IN_PLACE_BACKWARD = frozenset(
@@ -92,4 +179,4 @@ IN_PLACE_BACKWARD = frozenset(
         aten.masked_scatter.default,
     )
 )
-"""What autograd's formulas write into fresh zeros, in place only for plain tensors."""
+"""What the formulas of autograd write into fresh zeros; they do so in place only for plain tensors."""

@@ -1,4 +1,4 @@
-"""Sees every operation of a step on the fake device, and writes down every storage that is born and dies."""
+"""Sees every operation of a step on the simulated device, and logs every allocation and release."""
 
 import functools
 import traceback
@@ -15,17 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stoker.memory.trace import layers
 from stoker.memory.trace.fake_cuda import CUDA, META, Engine
-from stoker.memory.trace.fused_layers import WRITTEN_OUT
 from stoker.memory.trace.gpus import Architecture
 from stoker.memory.trace.kernels import attention, recurrent, workspaces
-from stoker.memory.trace.log import Kind, Reduction, Storage, TailWave
+from stoker.memory.trace.log import Allocation, AllocationKind, Reduction, TailWave
 from stoker.memory.trace.shapes import returned
 from stoker.process.failures import own_place
 
 _FUSED_WORKSPACE_BYTES = 2**20
+"""What cuBLASLt takes once, for products that add a bias on the way."""
 _HOST_NUMEL = 2**16
+"""Tensors of the host up to this size are real, so that code can read them."""
 _KNOWN = ("aten", "prim", "prims", "torchvision", "_c10d_functional", "profiler", "inductor")
-"""Whose operators take no memory but what they return, or have rules of their own here."""
+"""Namespaces whose operators take no memory but what they return, or have rules here."""
 
 aten = torch.ops.aten
 _DEVICE_QUESTION = torch.ops.prim.device.default
@@ -41,47 +42,47 @@ _MATRIX_PRODUCTS = frozenset(
     )
 )
 _KERNELS: dict[Any, workspaces.Kernel] = {**workspaces.KERNELS, **recurrent.KERNELS}
-_WRITTEN_OUT: dict[Any, Callable[..., Any]] = attention.WRITTEN_OUT | WRITTEN_OUT | recurrent.WHOLE | layers.WRITTEN_OUT
+_WRITTEN_OUT: dict[Any, Callable[..., Any]] = attention.WRITTEN_OUT | layers.WRITTEN_OUT | recurrent.WHOLE
 
 
-class Recorder(TorchDispatchMode):
-    """The log of a step while it is written.
+class AllocationRecorder(TorchDispatchMode):
+    """Writes the log of a step while the step runs under it.
 
-    Its batch is a prime: a size that it divides grows with the batch, one that its square divides with the square of
-    it.
+    The batch size is a prime: a size that it divides grows with the batch, a size that its square divides grows with
+    the square of the batch. `value` stands in for values that only a run has; `read_at` is the place that read one.
     """
 
     def __init__(self, architecture: Architecture, batch_size: int, value: int = 0) -> None:
         mode: Any = super()
         mode.__init__()
         self.batch_size, self._value = batch_size, value
-        self.asked_at: str | None = None
+        self.read_at: str | None = None
         self.custom: set[str] = set()
         self.threads, self.multiprocessors = architecture.threads, architecture.multiprocessors
-        self.storages: list[Storage] = []
+        self.allocations: list[Allocation] = []
         self.events: list[int] = []
         self._numbers: dict[int, int] = {}
         self._passed_on: set[int] = set()
         self._fixed_sizes: set[int] = set()
-        self._kept: set[str] = set()
+        self._lasting: set[str] = set()
         self._operator = "init"
         self._constant = True
 
     def steps_begin(self) -> int:
-        """What was made so far is the model: its sizes, and those of its gradients, do not grow with the batch.
+        """End the making of the model: its sizes, and those of its gradients, do not grow with the batch.
 
-        Says how many events that took.
+        Returns the number of events so far.
         """
-        self._fixed_sizes = {storage.fixed_bytes for storage in self.storages}
+        self._fixed_sizes = {each.fixed_bytes for each in self.allocations}
         self._constant = False
         return len(self.events)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _DEVICE_QUESTION:
-            return self._where(args[0])
+            return self._device_of(args[0])
         if func is _VALUE_QUESTION and isinstance(args[0], FakeTensor) and args[0].constant is None:
-            return self._answer(args[0])
+            return self._value_of(args[0])
         if _is_host_work(func, args, kwargs):
             with no_dispatch():
                 return func(*args, **kwargs)
@@ -110,51 +111,51 @@ class Recorder(TorchDispatchMode):
             self.custom.add(func.name())
         result = returned(func, args, kwargs)
         if not self._in_place(func, args, result):
-            self.born(result)
-        if func in _MATRIX_PRODUCTS:  # an output is there before its product asks for a handle
+            self.allocate(result)
+        if func in _MATRIX_PRODUCTS:  # an output is allocated before its product asks for a handle
             self._take_workspace(fused=func is aten.addmm.default and args[0].dim() == 1)
         return result
 
-    def _answer(self, tensor: Any) -> Any:
-        """A value that only a run has, as for a log: 0 stands in, or 1, and whoever follows the step compares."""
-        self.asked_at = self.asked_at or own_place("".join(traceback.format_stack())) or "the step"
+    def _value_of(self, tensor: Any) -> Any:
+        """The stand-in for a value that only a run has. The caller follows the step with 0 and with 1 and compares."""
+        self.read_at = self.read_at or own_place("".join(traceback.format_stack())) or "the step"
         if tensor.dtype == torch.bool:
             return bool(self._value)
         return float(self._value) if tensor.dtype.is_floating_point else self._value
 
-    def _where(self, tensor: Any) -> torch.device:
-        """The engine must see `meta`, or it asks CUDA for a stream; a checkpoint that recomputes inside it must not."""
+    def _device_of(self, tensor: Any) -> torch.device:
+        """`meta` for the engine, which would ask CUDA for a stream; CUDA for a checkpoint that recomputes inside it."""
         recomputing = Engine.state == "inside" and torch.is_grad_enabled()
         return META if Engine.state and not recomputing else tensor.fake_device
 
-    # ---------------------------------------------------------------- births and deaths
+    # ---------------------------------------------------------------- allocations and releases
 
-    def born(self, result: Any) -> None:
-        """Write down the storages of what an operation returned, where they are new."""
+    def allocate(self, result: Any) -> None:
+        """Log the memory of what an operation returned, where it is new. Its release follows when it is collected."""
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, torch.Tensor) and tensor.fake_device.type == "cuda":  # type: ignore[attr-defined]
-                self._one_born(tensor)
+                self._allocate(tensor)
 
-    def born_larger(self, tensor: Any, size: int) -> None:
-        """A tensor that keeps more memory than its shape tells: it was made larger and then cut down."""
-        self._one_born(tensor, size)
+    def allocate_larger(self, tensor: Any, size: int) -> None:
+        """Log a tensor that keeps more memory than its shape needs: it was made larger and then cut down."""
+        self._allocate(tensor, size)
 
-    def _one_born(self, tensor: Any, size: int | None = None) -> None:
+    def _allocate(self, tensor: Any, size: int | None = None) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._numbers or not storage.nbytes():  # nothing is asked of the allocator for no bytes
+        if key in self._numbers or not storage.nbytes():  # the allocator is not asked for zero bytes
             return
         self._numbers[key] = self._new((storage.nbytes() if size is None else size,))
-        weakref.finalize(storage, self._died, key)
+        weakref.finalize(storage, self._released, key)
 
-    def _died(self, key: int) -> None:
+    def _released(self, key: int) -> None:
         number = self._numbers.pop(key)
         if key in self._passed_on:
             self._passed_on.discard(key)
         else:
             self.events.append(-number - 1)
 
-    def _new(self, sizes: Iterable[int], kind: Kind = "tensor", elements: int = 0) -> int:
+    def _new(self, sizes: Iterable[int], kind: AllocationKind = "tensor", elements: int = 0) -> int:
         fixed, item, square = 0, 0.0, 0.0
         for size in sizes:
             if self._constant or size % self.batch_size or size in self._fixed_sizes:
@@ -163,8 +164,8 @@ class Recorder(TorchDispatchMode):
                 item += size / self.batch_size
             else:
                 square += size / self.batch_size**2
-        self.storages.append(
-            Storage(
+        return self._logged(
+            Allocation(
                 fixed_bytes=fixed,
                 item_bytes=item,
                 square_bytes=square,
@@ -173,25 +174,28 @@ class Recorder(TorchDispatchMode):
                 elements_an_item=elements / self.batch_size,
             )
         )
-        self.events.append(len(self.storages) - 1)
-        return len(self.storages) - 1
 
-    def taken(self, *sizes: int) -> Callable[[], None]:
-        """Memory that a kernel takes for itself, one piece of these sizes together; call the result to give it back."""
+    def _logged(self, allocation: Allocation) -> int:
+        self.allocations.append(allocation)
+        self.events.append(len(self.allocations) - 1)
+        return len(self.allocations) - 1
+
+    def temporary(self, *sizes: int) -> Callable[[], None]:
+        """Log memory that a kernel takes for itself, one piece of these sizes together. The result releases it."""
         number = self._new(sizes)
         return lambda: self.events.append(-number - 1)
 
-    def scratched(self, *sizes: int, elements: int, tiles: int = 0) -> None:
-        """What a convolution takes and gives back, if it can be had; `elements` are those of its input, `tiles` those
-        of its output where the last ones may be split."""
+    def scratch(self, *sizes: int, elements: int, tiles: int = 0) -> None:
+        """Log the workspace that a convolution takes and releases if there is room. `elements` counts its input's
+        elements, `tiles` those of its output's tiles if the last ones may be split."""
         number = self._new(sizes, "scratch", elements)
         if tiles:
             wave = TailWave(tiles_an_item=tiles / self.batch_size, multiprocessors=self.multiprocessors)
-            self.storages[number] = msgspec.structs.replace(self.storages[number], tail=wave)
+            self.allocations[number] = msgspec.structs.replace(self.allocations[number], tail=wave)
         self.events.append(-number - 1)
 
-    def summed(self, sums: int, rows: int) -> None:
-        """What a sum over rows takes for its parts, and gives back."""
+    def reduce(self, sums: int, rows: int) -> None:
+        """Log the buffer that a sum over rows takes for its parts and releases."""
         of_sums, of_rows = (divmod(count, self.batch_size) for count in (sums, rows))
         reduction = Reduction(
             sums=sums if of_sums[1] else 0,
@@ -200,13 +204,21 @@ class Recorder(TorchDispatchMode):
             rows_an_item=0 if of_rows[1] else of_rows[0],
             threads=self.threads,
         )
-        number = len(self.storages)
-        self.storages.append(Storage(fixed_bytes=0, operator=self._operator, reduction=reduction))
-        self.events += [number, -number - 1]
+        number = self._logged(Allocation(fixed_bytes=0, operator=self._operator, reduction=reduction))
+        self.events.append(-number - 1)
+
+    def once(self, what: str, size: int, kind: AllocationKind = "tensor") -> None:
+        """Log memory of a fixed size that a kernel takes at its first use and never releases."""
+        if what not in self._lasting:
+            self._lasting.add(what)
+            self._logged(Allocation(fixed_bytes=size, kind=kind, operator=self._operator))
 
     def _in_place(self, func: Any, args: Any, result: Any) -> bool:
-        """The engine adds gradients in place where it holds the last reference, and formulas write into fresh zeros,
-        but never under a dispatch mode."""
+        """Whether a GPU run would reuse the first operand's memory for the result, and if so, let it.
+
+        The engine adds gradients in place if it holds the last reference, and formulas write into fresh zeros; neither
+        happens under a dispatch mode.
+        """
         if not Engine.state or torch.is_grad_enabled():
             return False
         if func is aten.add.Tensor:
@@ -221,28 +233,21 @@ class Recorder(TorchDispatchMode):
             return False
         self._passed_on.add(key)
         self._numbers[new._cdata] = self._numbers[key]
-        weakref.finalize(new, self._died, new._cdata)
+        weakref.finalize(new, self._released, new._cdata)
         return True
 
     def _take_workspace(self, *, fused: bool) -> None:
-        """cuBLAS has one for each handle, and the engine's thread has a handle of its own; products that add a bias on
-        the way go through cuBLASLt, which has another."""
+        """Each handle of cuBLAS has a workspace, and the engine's thread has a handle of its own. Products that add a
+        bias on the way go through cuBLASLt, which has another."""
         thread = "backward" if Engine.state else "forward"
-        self.kept_once(f"products {thread}", 0, kind="workspace")
+        self.once(f"products {thread}", 0, kind="workspace")
         if fused:
-            self.kept_once(f"fused products {thread}", _FUSED_WORKSPACE_BYTES)
-
-    def kept_once(self, what: str, size: int, kind: Kind = "tensor") -> None:
-        """Memory of a fixed size that a kernel takes at its first use and never gives back."""
-        if what not in self._kept:
-            self._kept.add(what)
-            self.storages.append(Storage(fixed_bytes=size, kind=kind, operator=self._operator))
-            self.events.append(len(self.storages) - 1)
+            self.once(f"fused products {thread}", _FUSED_WORKSPACE_BYTES)
 
 
 def _is_host_work(func: Any, args: Any, kwargs: Any) -> bool:
-    """Small tensors that never leave the CPU are real, so that code can read them: a coin that is tossed, a list of
-    rates."""
+    """Whether an operation only has small tensors of the host. Those are real, so that code can read them: a random
+    number, a list of rates."""
     device = kwargs.get("device")
     if device is not None and device.type != "cpu":
         return False

@@ -1,6 +1,6 @@
 """What common operations return, made by hand: torch's own rules for fake tensors take twenty times as long.
 
-Every rule here answers for plain layouts only and leaves the rest, by `NotImplemented`, to torch.
+Every rule covers plain layouts only. It returns `NotImplemented` for the rest, which torch's own rules then handle.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ def _plain(x: Any) -> bool:
 
 
 def _same(x: Any, dtype: torch.dtype | None = None) -> Any:
-    """A tensor of the same shape and layout, where the layout is a plain one."""
+    """A tensor of the same shape and layout, if the layout is a plain one."""
     if not _plain(x):
         return NotImplemented
     return fresh(x.shape, dtype or x.dtype, None if x.is_contiguous() else x.stride())
@@ -44,7 +44,7 @@ def _binary(x: Any, y: Any, *_: Any, **__: Any) -> Any:
 
 
 def _in_rows(x: Any) -> bool:
-    """Whether the last dimension is the innermost and so on outwards, with or without gaps: results have no gaps."""
+    """Whether strides fall from the first dimension to the last, with or without gaps: results have no gaps."""
     strides = x.stride()
     return all(outer >= inner for outer, inner in pairwise(strides)) and 0 not in strides
 
@@ -66,7 +66,7 @@ def _many(tensors: Sequence[Any], *_: Any, **__: Any) -> Any:
 
 
 def _sides(x: Any, weight: Any, options: Sequence[Any]) -> list[int]:
-    """The sides of what a convolution makes of an input."""
+    """The spatial sides of a convolution's output."""
     stride, padding, dilation, transposed, output_padding = options
     spatial = weight.dim() - 2
     wide = [list(option) * spatial if len(option) == 1 else list(option) for option in (stride, padding, dilation)]
@@ -84,7 +84,7 @@ def _sides(x: Any, weight: Any, options: Sequence[Any]) -> list[int]:
 
 
 def channels_last(x: Any, weight: Any) -> bool:
-    """Whether a convolution has its channels last, as its input or its weights have them."""
+    """Whether a convolution runs in channels-last layout, because its input or its weights have it."""
     if x.dim() != 4:
         return False
     return any(not one.is_contiguous() and one.is_contiguous(memory_format=torch.channels_last) for one in (x, weight))
@@ -110,11 +110,11 @@ def _convolution(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
 def _convolution_backward(gradient: Any, x: Any, weight: Any, bias_sizes: Any, *options: Any) -> Any:
     if x.dim() != weight.dim():
         return NotImplemented
-    wanted, last = options[-1], channels_last(x, weight)
+    needed, last = options[-1], channels_last(x, weight)
     return (
-        _laid_out(x.shape, x.dtype, last) if wanted[0] else None,
-        _laid_out(weight.shape, weight.dtype, last) if wanted[1] else None,
-        fresh((gradient.shape[1],), gradient.dtype) if wanted[2] else None,
+        _laid_out(x.shape, x.dtype, last) if needed[0] else None,
+        _laid_out(weight.shape, weight.dtype, last) if needed[1] else None,
+        fresh((gradient.shape[1],), gradient.dtype) if needed[2] else None,
     )
 
 
@@ -133,8 +133,8 @@ def _native_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, trai
     made = _same(x)
     if made is NotImplemented:
         return NotImplemented
-    kept = (_per_channel(x), _per_channel(x)) if training else (fresh((0,), x.dtype), fresh((0,), x.dtype))
-    return made, *kept
+    saved = (_per_channel(x), _per_channel(x)) if training else (fresh((0,), x.dtype), fresh((0,), x.dtype))
+    return made, *saved
 
 
 def _cudnn_batch_norm_backward(x: Any, gradient: Any, weight: Any, *_: Any, **__: Any) -> Any:
@@ -146,13 +146,13 @@ def _cudnn_batch_norm_backward(x: Any, gradient: Any, weight: Any, *_: Any, **__
 
 def _native_batch_norm_backward(gradient: Any, x: Any, weight: Any, *rest: Any) -> Any:
     made = _same(x)
-    wanted = rest[-1]
+    needed = rest[-1]
     if made is NotImplemented or weight is None:
         return NotImplemented
     return (
-        made if wanted[0] else None,
-        fresh(weight.shape, weight.dtype) if wanted[1] else None,
-        fresh(weight.shape, weight.dtype) if wanted[2] else None,
+        made if needed[0] else None,
+        fresh(weight.shape, weight.dtype) if needed[1] else None,
+        fresh(weight.shape, weight.dtype) if needed[2] else None,
     )
 
 
@@ -164,14 +164,14 @@ def _layer_norm(x: Any, shape: Sequence[int], *_: Any) -> Any:
 
 
 def _layer_norm_backward(
-    gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, wanted: Any
+    gradient: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, needed: Any
 ) -> Any:
     if not x.is_contiguous():
         return NotImplemented
     return (
-        fresh(x.shape, x.dtype) if wanted[0] else None,
-        fresh(weight.shape, weight.dtype) if wanted[1] and weight is not None else None,
-        fresh(bias.shape, bias.dtype) if wanted[2] and bias is not None else None,
+        fresh(x.shape, x.dtype) if needed[0] else None,
+        fresh(weight.shape, weight.dtype) if needed[1] and weight is not None else None,
+        fresh(bias.shape, bias.dtype) if needed[2] and bias is not None else None,
     )
 
 
@@ -186,7 +186,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> Any:
 
 def _product(left: Any, right: Any) -> Any:
     if left.dtype != right.dtype or left.shape[-1] != right.shape[-2] or left.shape[:-2] != right.shape[:-2]:
-        return NotImplemented  # torch says best what is wrong with it
+        return NotImplemented  # torch has the best error message for it
     return fresh((*left.shape[:-1], right.shape[-1]), left.dtype)
 
 
@@ -195,11 +195,11 @@ def _product_and_sum(bias: Any, left: Any, right: Any, *_: Any, **__: Any) -> An
 
 
 def _dropout(x: Any, p: float, train: bool | None) -> Any:
-    made, kept = _same(x), _same(x, torch.bool)
-    return NotImplemented if made is NotImplemented or not train else (made, kept)
+    made, saved = _same(x), _same(x, torch.bool)
+    return NotImplemented if made is NotImplemented or not train else (made, saved)
 
 
-_NAMED: dict[Rule, str] = {
+_OPERATORS: dict[Rule, str] = {
     _unary: """relu gelu silu sigmoid tanh hardswish hardsigmoid leaky_relu elu mish hardtanh softplus exp log
         neg sqrt rsqrt reciprocal square abs""",
     _binary: """add.Tensor sub.Tensor mul.Tensor div.Tensor threshold_backward gelu_backward silu_backward
@@ -238,7 +238,7 @@ def _overload(name: str) -> Any:
 
 RULES: dict[Any, Rule] = {
     overload: rule
-    for rule, names in _NAMED.items()
+    for rule, names in _OPERATORS.items()
     for name in names.split()
     if (overload := _overload(name)) is not None
 }
@@ -250,7 +250,7 @@ _VIEWS = frozenset(map(_overload, _VIEW_NAMES.split())) - {None}
 
 
 def returned(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation returns, by a rule of this room or else by torch's own."""
+    """What an operation returns, by a rule of this module or else by torch's own."""
     if func in _VIEWS and isinstance(args[0], FakeTensor):
         return viewed(func, args, kwargs)
     rule = RULES.get(func)

@@ -1,6 +1,6 @@
-"""Which attention kernel a GPU would take: without one, torch's own selector falls to the slow formula.
+"""Which attention kernel a GPU would take. Without a GPU, torch's own selector falls back to the slow formula.
 
-The rules are those of torch's selector: cuDNN's kernel first on Hopper and later, then flash attention, both in half
+The rules are those of torch's selector: first cuDNN's kernel on Hopper and later, then flash attention, both in half
 precision only; then the memory-efficient kernel; then the formula, which writes out every score.
 """
 
@@ -11,7 +11,7 @@ import torch
 from stoker.memory.trace.gpus import Architecture
 
 used: set[str] = set()
-"""The kernels that were chosen since this was last cleared."""
+"""The kernels chosen in this process so far."""
 
 aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
@@ -23,7 +23,7 @@ _architecture = Architecture(major=9, minor=0)
 
 
 def install(architecture: Architecture) -> None:
-    """Answer for torch's selector above autograd, where C++ and Python callers and autocast all pass."""
+    """Replace torch's selector above autograd, where calls from C++ and Python and from autocast all pass."""
     global _library, _architecture
     _architecture = architecture
     _library = torch.library.Library("aten", "IMPL")
@@ -41,21 +41,21 @@ def chosen(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Scaled dot-product attention by the kernel that torch takes on this architecture."""
+    """Scaled dot-product attention by the kernel that torch takes on the installed architecture."""
     name = kernel(query, key, value, mask, causal)
     used.add(name)
-    learning = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     if name == "cudnn":
         return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, _expanded(mask, query, key), learning, dropout, causal, False, scale=scale
+            query, key, value, _expanded(mask, query, key), needs_gradient, dropout, causal, False, scale=scale
         )[0]
     if name == "flash":
         return _flash(query, key, value, dropout, causal, scale)
     if name == "efficient":
         return aten._scaled_dot_product_efficient_attention(
-            query, key, value, _aligned(mask, query, key), learning, dropout, causal, scale=scale
+            query, key, value, _aligned(mask, query, key), needs_gradient, dropout, causal, scale=scale
         )[0]
     return aten._scaled_dot_product_attention_math(
         query, key, value, mask, dropout, causal, None, scale=scale, enable_gqa=enable_gqa
@@ -67,8 +67,8 @@ def kernel(query: Any, key: Any, value: Any, mask: Any = None, causal: bool = Fa
     if query.dim() != 4 or query.shape[2] == 0 or key.shape[2] == 0:
         return "math"
     half = query.dtype in _HALF and (query.dtype != torch.bfloat16 or _architecture.major >= 8)
-    learned = mask is not None and mask.requires_grad and torch.is_grad_enabled()
-    if half and _architecture.prefers_cudnn_attention and not learned and _cudnn_takes(query, key, value):
+    mask_learns = mask is not None and mask.requires_grad and torch.is_grad_enabled()
+    if half and _architecture.prefers_cudnn_attention and not mask_learns and _cudnn_takes(query, key, value):
         return "cudnn"
     if half and _architecture.has_flash_attention and _flash_takes(query, key, value, mask, causal):
         return "flash"
@@ -101,17 +101,17 @@ def _efficient_takes(query: Any, key: Any, value: Any, half: bool) -> bool:
 
 
 def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: float | None) -> Any:
-    """Widths that 8 does not divide are filled up, and cut off again."""
+    """Flash attention pads widths to a multiple of 8, and cuts the padding off again."""
     width = query.shape[3]
     if width % 8:
         query, key, value = (torch.nn.functional.pad(one, (0, 8 - width % 8)) for one in (query, key, value))
     scale = width**-0.5 if scale is None else scale
-    made = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
-    return made[..., :width] if width % 8 else made
+    result = aten._scaled_dot_product_flash_attention(query, key, value, dropout, causal, False, scale=scale)[0]
+    return result[..., :width] if width % 8 else result
 
 
 def _aligned(mask: Any, query: Any, key: Any) -> Any:
-    """The efficient kernel wants rows of a mask that begin at a multiple of 16."""
+    """The efficient kernel needs masks whose rows begin at a multiple of 16."""
     if mask is not None and mask.shape[-1] % 16 and mask.shape[-1] > 1:
         columns = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, 16 - columns % 16))[..., :columns]

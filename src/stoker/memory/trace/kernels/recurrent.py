@@ -1,8 +1,8 @@
-"""Recurrent layers as cuDNN runs them: torch's own choice asks the device, and says nothing of what cuDNN keeps.
+"""Recurrent layers as cuDNN runs them: torch's own choice asks the device, and does not say what cuDNN keeps.
 
 cuDNN publishes no formula. What it keeps for the backward pass was read off a recorded LSTM: the gates and the cell of
 every time step, the outputs of every layer but the last, and a bit for each value that dropout may drop. Its workspace,
-and both for other cells, are told by analogy.
+and all sizes for other cells, are estimated by analogy.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 from stoker.memory.trace.fake_cuda import fresh
 
 if TYPE_CHECKING:
-    from stoker.memory.trace.recorder import Recorder
+    from stoker.memory.trace.recorder import AllocationRecorder
 
 UNSEEN = "what cuDNN keeps for recurrent layers, which is estimated"
 
@@ -23,12 +23,12 @@ _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _KEPT = {0: 1, 1: 1, 2: 5, 3: 4}
 """Values kept for each hidden unit and time step: the gates, an LSTM's cell, what a GRU's reset gate multiplies."""
 _DROPOUT_STATE_BYTES = 24
-"""For each thread of the GPU."""
+"""The state of the random generator, for each thread of the GPU."""
 _library: Any = None
 
 
 def install() -> None:
-    """Answer for torch's choice of a recurrent kernel, above autograd."""
+    """Replace torch's choice of a recurrent kernel, above autograd."""
     global _library
     _library = torch.library.Library("aten", "IMPL")
     for name, mode in _MODES.items():
@@ -117,14 +117,14 @@ class _Sizes:
         self.has_dropout = bool(train and mask)
 
 
-def _forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+def _forward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
     x, hidden, cell = args[0], args[4], args[5]
     _, width, projected, _, batch_first, _, train, both_ways, batch_sizes = args[6:15]
     sizes = _Sizes(x, args[6:])
     across = (projected or width) * (2 if both_ways else 1)
     if sizes.has_dropout:
-        log.kept_once("dropout of recurrent layers", log.threads * _DROPOUT_STATE_BYTES)
-    copied = log.taken(x.numel() * x.element_size()) if batch_first and not batch_sizes else None
+        log.once("dropout of recurrent layers", log.threads * _DROPOUT_STATE_BYTES)
+    copied = log.temporary(x.numel() * x.element_size()) if batch_first and not batch_sizes else None
     if batch_sizes:
         output = fresh((x.shape[0], across), x.dtype)
     elif batch_first:
@@ -134,34 +134,34 @@ def _forward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
         output = fresh((*x.shape[:2], across), x.dtype)
     last = fresh(hidden.shape, x.dtype)
     last_cell = fresh((0,), x.dtype) if cell is None else fresh(cell.shape, x.dtype)
-    log.born((output, last, last_cell))
-    give = log.taken(sizes.workspace, _weight_bytes(args[1]))
+    log.allocate((output, last, last_cell))
+    release = log.temporary(sizes.workspace, _weight_bytes(args[1]))
     reserve = fresh((sizes.reserve if train else 0,), torch.uint8)
-    log.born(reserve)
-    give()
+    log.allocate(reserve)
+    release()
     if copied:
         copied()
     return output, last, last_cell, reserve, args[3]
 
 
-def _backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The input's gradient, then the weights' in one flat buffer."""
+def _backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """First the gradient of the input, then those of the weights in one flat buffer."""
     x, weights, hidden, cell = args[0], args[1], args[4], args[5]
     batch_first, batch_sizes = args[14], args[18]
     sizes = _Sizes(x, args[10:])
-    turned = batch_first and not batch_sizes
-    copies = [x, args[6]] if turned else []
-    gives = [log.taken(one.numel() * one.element_size()) for one in copies]
+    transposed = batch_first and not batch_sizes
+    copies = [x, args[6]] if transposed else []
+    releases = [log.temporary(one.numel() * one.element_size()) for one in copies]
     grown = fresh(x.shape, x.dtype)
     states = fresh(hidden.shape, x.dtype), fresh((0,) if cell is None else cell.shape, x.dtype)
-    log.born((grown, *states))
-    for give in (log.taken(sizes.workspace, _weight_bytes(weights)), *gives):
-        give()
-    gives = [log.taken(one.numel() * one.element_size()) for one in copies[:1]]
+    log.allocate((grown, *states))
+    for release in (log.temporary(sizes.workspace, _weight_bytes(weights)), *releases):
+        release()
+    releases = [log.temporary(one.numel() * one.element_size()) for one in copies[:1]]
     flat = fresh((sum(weight.numel() for weight in weights),), weights[0].dtype)
-    log.born(flat)
-    for give in (log.taken(sizes.workspace, _weight_bytes(weights)), *gives):
-        give()
+    log.allocate(flat)
+    for release in (log.temporary(sizes.workspace, _weight_bytes(weights)), *releases):
+        release()
     gradients, place = [], 0
     for weight in weights:
         gradients.append(flat.narrow(0, place, weight.numel()).view(weight.shape))
@@ -170,7 +170,7 @@ def _backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _weight_bytes(weights: Any) -> int:
-    """They are copied, turned, into the workspace."""
+    """Bytes of the transposed copy of the weights in the workspace."""
     return int(sum(weight.numel() * weight.element_size() for weight in weights) * 3 // 2)
 
 

@@ -1,4 +1,4 @@
-"""What kernels take for themselves and give back before they return: in no output, but it counts at the peak."""
+"""Temporary memory of kernels: in no output, and released before they return, but it counts at the peak."""
 
 from collections.abc import Callable
 from math import prod
@@ -8,15 +8,36 @@ import torch
 
 from stoker.memory.trace.kernels import convolutions
 from stoker.memory.trace.shapes import returned
+from stoker.records import Record
 
 if TYPE_CHECKING:
-    from stoker.memory.trace.recorder import Recorder
+    from stoker.memory.trace.recorder import AllocationRecorder
 
-_BLOCK = 64
-_COUNTERS_BYTES = 256
-_FEW_INDICES, _PART_ROWS = 3072, 10
+
+class WorkspaceRules(Record, frozen=True):
+    """Sizes read off the kernels' sources and recorded allocations."""
+
+    block: int = 64
+    """Rows and columns of a block of the memory-efficient attention kernel."""
+    lock_bytes: int = 16
+    """The lock of such a block."""
+    flash_rows: int = 128
+    """Flash attention rounds rows up to a multiple of this,"""
+    flash_width: int = 32
+    """and the width of a head to a multiple of this."""
+    counters_bytes: int = 256
+    """Counters of cuDNN's attention, in its workspace."""
+    few_indices: int = 3072
+    """Up to so many indices, an embedding's gradient is made without sorting them."""
+    part_rows: int = 10
+    """Rows that are added up to one part of an embedding's gradient."""
+    sum_bytes: int = 4
+    """Sums are kept in full precision."""
+
+
+RULES = WorkspaceRules()
 aten = torch.ops.aten
-Kernel = Callable[["Recorder", Any, Any, Any], Any]
+Kernel = Callable[["AllocationRecorder", Any, Any, Any], Any]
 
 
 def size_of(tensor: Any) -> int:
@@ -26,106 +47,107 @@ def size_of(tensor: Any) -> int:
 # ---------------------------------------------------------------- attention
 
 
-def _efficient_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """In full precision the row sums of (gradient x output) are made outside the kernel. The query's gradient is
-    gathered in blocks of 64 rows and columns, each with a lock of 16 bytes."""
+def _efficient_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """In full precision, the row sums of gradient times output are made outside the kernel. The kernel gathers the
+    query's gradient in blocks of rows and columns, each with a lock."""
     gradient, query, _, _, _, out = args[:6]
-    gives = _contiguous(log, gradient.transpose(1, 2))
+    releases = _contiguous(log, gradient.transpose(1, 2))
     result = returned(func, args, kwargs)
-    log.born(result)
+    log.allocate(result)
     batch, heads, length, width = query.shape
-    rows = 4 * batch * heads * length
+    rows = RULES.sum_bytes * batch * heads * length
     if query.dtype == torch.float32:
-        product, sums, turned = log.taken(size_of(out)), log.taken(rows), log.taken(rows)
+        product, sums, turned = log.temporary(size_of(out)), log.temporary(rows), log.temporary(rows)
         sums()
         product()
-        gives.append(turned)
+        releases.append(turned)
     else:
-        gives.append(log.taken(rows))
-    blocks = -(-length // _BLOCK) * -(-width // _BLOCK)
-    gives.append(log.taken(batch * heads * blocks * (4 * _BLOCK**2 + 16)))
-    for give in gives:
-        give()
+        releases.append(log.temporary(rows))
+    blocks = -(-length // RULES.block) * -(-width // RULES.block)
+    releases.append(log.temporary(batch * heads * blocks * (RULES.sum_bytes * RULES.block**2 + RULES.lock_bytes)))
+    for release in releases:
+        release()
     return result
 
 
-def _flash_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The query's gradient is gathered in full precision, rows rounded up to 128 and the head's width to 32; with fewer
-    heads of keys than of queries, the keys' and values' gradients are made for every head of the queries first."""
+def _flash_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel gathers the query's gradient in full precision. With fewer heads of keys than of queries, it first
+    makes the gradients of keys and values for every head of the queries."""
     query, key = args[1], args[2]
     batch, heads, rows, width = query.shape
-    rounded_rows, rounded_width = -(-rows // 128) * 128, -(-width // 32) * 32
+    rounded_rows = -(-rows // RULES.flash_rows) * RULES.flash_rows
+    rounded_width = -(-width // RULES.flash_width) * RULES.flash_width
     result = returned(func, args, kwargs)
-    log.born(result)
-    gives = [
-        log.taken(4 * batch * heads * rounded_rows),
-        log.taken(4 * batch * heads * rounded_rows * rounded_width),
+    log.allocate(result)
+    releases = [
+        log.temporary(RULES.sum_bytes * batch * heads * rounded_rows),
+        log.temporary(RULES.sum_bytes * batch * heads * rounded_rows * rounded_width),
     ]
     if key.shape[1] != heads:
         expanded = batch * heads * key.shape[2] * width * key.element_size()
-        gives += [log.taken(expanded), log.taken(expanded)]
-    for give in gives:
-        give()
+        releases += [log.temporary(expanded), log.temporary(expanded)]
+    for release in releases:
+        release()
     return result
 
 
-def _cudnn_attention_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The query's gradient is gathered in full precision in the workspace, beside the rows' sums."""
+def _cudnn_attention_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel gathers the query's gradient in full precision in its workspace, with the sums of rows."""
     query = args[1]
     result = returned(func, args, kwargs)
-    log.born(result)
-    rows = 4 * query.shape[0] * query.shape[1] * query.shape[2]
-    log.taken(rows * query.shape[3], rows, _COUNTERS_BYTES)()
+    log.allocate(result)
+    rows = RULES.sum_bytes * query.shape[0] * query.shape[1] * query.shape[2]
+    log.temporary(rows * query.shape[3], rows, RULES.counters_bytes)()
     return result
 
 
 # ---------------------------------------------------------------- norms and sums
 
 
-def _contiguous(log: "Recorder", *tensors: Any) -> list[Callable[[], None]]:
-    """Copies of what is not contiguous, for kernels that want it so."""
-    return [log.taken(size_of(tensor)) for tensor in tensors if not tensor.is_contiguous()]
+def _contiguous(log: "AllocationRecorder", *tensors: Any) -> list[Callable[[], None]]:
+    """Copies of what is not contiguous, for kernels that need it contiguous."""
+    return [log.temporary(size_of(tensor)) for tensor in tensors if not tensor.is_contiguous()]
 
 
-def _wants_contiguous(count: int) -> Kernel:
-    """A kernel that copies its first operands where they are not contiguous."""
+def _needs_contiguous(count: int) -> Kernel:
+    """A kernel that copies those of its first `count` operands that are not contiguous."""
 
-    def run(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-        gives = _contiguous(log, *args[:count])
+    def run(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+        releases = _contiguous(log, *args[:count])
         result = returned(func, args, kwargs)
-        log.born(result)
-        for give in gives:
-            give()
+        log.allocate(result)
+        for release in releases:
+            release()
         return result
 
     return run
 
 
-def _layer_norm_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The input is copied before the gradients are made, the output's gradient after."""
+def _layer_norm_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel copies the input before it makes the gradients, and the output's gradient after."""
     gradient, x = args[:2]
-    gives = _contiguous(log, x)
+    releases = _contiguous(log, x)
     result = returned(func, args, kwargs)
-    log.born(result)
-    for give in (*_contiguous(log, gradient), *gives):
-        give()
+    log.allocate(result)
+    for release in (*_contiguous(log, gradient), *releases):
+        release()
     return result
 
 
-def _sum(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """Over leading dimensions, sums lie side by side in memory and their parts go through a common buffer."""
+def _sum(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Sums over leading dimensions lie side by side in memory, so their parts go through a common buffer."""
     x, axes = args[0], args[1] if len(args) > 1 else None
     result = returned(func, args, kwargs)
-    log.born(result)
+    log.allocate(result)
     axes = {axis % x.dim() for axis in axes} if axes and x.dim() else set()
     if 0 < len(axes) < x.dim() and x.numel() and axes == set(_outermost(x)[: len(axes)]):
         rows = prod(x.shape[axis] for axis in axes)
-        log.summed(x.numel() // rows, rows)
+        log.reduce(x.numel() // rows, rows)
     return result
 
 
 def _outermost(x: Any) -> list[int]:
-    """The dimensions of a tensor in the order of memory, the widest apart first."""
+    """The dimensions of a tensor by stride, the largest first."""
     strides = x.stride()
     return sorted(range(x.dim()), key=lambda axis: (-strides[axis], axis))
 
@@ -133,63 +155,63 @@ def _outermost(x: Any) -> list[int]:
 # ---------------------------------------------------------------- tables
 
 
-def _embedding_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The indices are sorted, with where each came from. Rows are added up in parts of ten, in full precision, and the
-    parts of each row of the table after that."""
+def _embedding_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel sorts the indices with their positions. It adds up rows in parts, in full precision, and then the
+    parts of each row of the table."""
     gradient, indices, rows = args[:3]
     result = returned(func, args, kwargs)
-    if indices.numel() <= _FEW_INDICES:
-        log.born(result)
+    if indices.numel() <= RULES.few_indices:
+        log.allocate(result)
         return result
-    gives = [log.taken(size_of(indices)) for _ in range(4)]
-    log.born(result)
+    releases = [log.temporary(size_of(indices)) for _ in range(4)]
+    log.allocate(result)
     items = indices.shape[0]
-    tenth = items * -(-indices.numel() // items // _PART_ROWS)
-    width = gradient.shape[-1] * 4
-    gives.append(log.taken(min(indices.numel(), rows) * width, tenth * width))
-    for give in reversed(gives):
-        give()
+    tenth = items * -(-indices.numel() // items // RULES.part_rows)
+    width = gradient.shape[-1] * RULES.sum_bytes
+    releases.append(log.temporary(min(indices.numel(), rows) * width, tenth * width))
+    for release in reversed(releases):
+        release()
     return result
 
 
 # ---------------------------------------------------------------- losses
 
 
-def _loss_of(place: int, *, beside: int = 0) -> Kernel:
-    """A loss that is made for every element and then averaged or summed into its own first place: it keeps memory for
-    all elements, and takes so many tensors of it more `beside`. Its reduction is the argument at `place`."""
+def _loss_of(place: int, *, temporaries: int = 0) -> Kernel:
+    """A loss that is made for every element and then reduced into its own first element: it keeps memory for all
+    elements, and takes `temporaries` more tensors of that size. `place` is the position of its reduction argument."""
 
-    def run(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
+    def run(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
         result = returned(func, args, kwargs)
         if not _reduces(args, kwargs, place):
-            log.born(result)
+            log.allocate(result)
             return result
         size = _elements(*args[:2]) * result.element_size()
-        log.born_larger(result, size)
-        _gone(log, *(size,) * beside)
+        log.allocate_larger(result, size)
+        _taken_together(log, *(size,) * temporaries)
         return result
 
     return run
 
 
-def _huber_loss(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """Made for every element, and then averaged or summed elsewhere."""
+def _huber_loss(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Made for every element, and then reduced into another tensor."""
     result = returned(func, args, kwargs)
-    gives = [log.taken(_elements(*args[:2]) * result.element_size())] if _reduces(args, kwargs, 2) else []
-    log.born(result)
-    for give in gives:
-        give()
+    releases = [log.temporary(_elements(*args[:2]) * result.element_size())] if _reduces(args, kwargs, 2) else []
+    log.allocate(result)
+    for release in releases:
+        release()
     return result
 
 
-def _soft_margin_backward(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The target turned round, its product with the input and the product's exponential are there at once."""
+def _soft_margin_backward(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The negated target, its product with the input and the exponential of the product exist at once."""
     size = size_of(args[1])
-    turned, product, power = log.taken(size), log.taken(size), log.taken(size)
+    turned, product, power = log.temporary(size), log.temporary(size), log.temporary(size)
     product()
     turned()
     result = returned(func, args, kwargs)
-    log.born(result)
+    log.allocate(result)
     power()
     return result
 
@@ -203,42 +225,42 @@ def _elements(one: Any, other: Any) -> int:
     return prod(torch.broadcast_shapes(one.shape, other.shape))
 
 
-def _gone(log: "Recorder", *sizes: int) -> None:
-    """Taken together, and given back."""
-    gives = [log.taken(size) for size in sizes]
-    for give in gives:
-        give()
+def _taken_together(log: "AllocationRecorder", *sizes: int) -> None:
+    """Log pieces that are taken together and released."""
+    releases = [log.temporary(size) for size in sizes]
+    for release in releases:
+        release()
 
 
 # ---------------------------------------------------------------- patches of images
 
 
-def _patches(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """Unfolding makes its output as large as the input first, and then anew."""
-    gives = _contiguous(log, args[0])
-    before = log.taken(size_of(args[0]))
+def _patches(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Unfolding first makes an output as large as the input, and then makes it again."""
+    releases = _contiguous(log, args[0])
+    before = log.temporary(size_of(args[0]))
     result = returned(func, args, kwargs)
-    log.born(result)
+    log.allocate(result)
     before()
-    for give in gives:
-        give()
+    for release in releases:
+        release()
     return result
 
 
-def _from_patches(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """Folding makes its output as large as the input, where that is larger, and cuts it down: it keeps it all."""
-    gives = _contiguous(log, args[0])
+def _from_patches(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """Folding makes its output as large as the input if that is larger, and cuts it down: all of that memory stays."""
+    releases = _contiguous(log, args[0])
     result = returned(func, args, kwargs)
-    log.born_larger(result, max(size_of(args[0]), size_of(result)))
-    for give in gives:
-        give()
+    log.allocate_larger(result, max(size_of(args[0]), size_of(result)))
+    for release in releases:
+        release()
     return result
 
 
-def _dropout(log: "Recorder", func: Any, args: Any, kwargs: Any) -> Any:
-    """The mask is made before the output."""
+def _dropout(log: "AllocationRecorder", func: Any, args: Any, kwargs: Any) -> Any:
+    """The kernel makes the mask before the output."""
     result = returned(func, args, kwargs)
-    log.born(result[::-1])
+    log.allocate(result[::-1])
     return result
 
 
@@ -250,16 +272,16 @@ KERNELS: dict[Any, Kernel] = {
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_attention_backward,
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.native_dropout.default: _dropout,
-    aten.native_layer_norm.default: _wants_contiguous(1),
+    aten.native_layer_norm.default: _needs_contiguous(1),
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten.native_group_norm.default: _wants_contiguous(1),
-    aten.native_group_norm_backward.default: _wants_contiguous(2),
-    aten._softmax.default: _wants_contiguous(1),
-    aten._softmax_backward_data.default: _wants_contiguous(2),
-    aten._log_softmax.default: _wants_contiguous(1),
-    aten._log_softmax_backward_data.default: _wants_contiguous(2),
-    aten.mse_loss.default: _loss_of(2, beside=1),
-    aten.smooth_l1_loss.default: _loss_of(2, beside=1),
+    aten.native_group_norm.default: _needs_contiguous(1),
+    aten.native_group_norm_backward.default: _needs_contiguous(2),
+    aten._softmax.default: _needs_contiguous(1),
+    aten._softmax_backward_data.default: _needs_contiguous(2),
+    aten._log_softmax.default: _needs_contiguous(1),
+    aten._log_softmax_backward_data.default: _needs_contiguous(2),
+    aten.mse_loss.default: _loss_of(2, temporaries=1),
+    aten.smooth_l1_loss.default: _loss_of(2, temporaries=1),
     aten.soft_margin_loss.default: _loss_of(2),
     aten.binary_cross_entropy.default: _loss_of(3),
     aten.huber_loss.default: _huber_loss,

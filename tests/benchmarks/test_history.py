@@ -5,11 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
-
-from stoker.memory.allocator import Allocator, Block
-from stoker.memory.histories import (
+from history import (
     History,
     Life,
     Stats,
@@ -20,7 +16,11 @@ from stoker.memory.histories import (
     peak,
     replay_history,
 )
-from stoker.memory.trace.log import AllocationLog, Storage
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from stoker.memory.allocator import Allocator, Block
+from stoker.memory.trace.log import Allocation, AllocationLog
 
 MIB = 2**20
 Event = tuple[str, int, int, str]
@@ -67,9 +67,11 @@ STEP = [(0, 4 * MIB, "conv"), (1, 8 * MIB, "relu"), (0, -1, ""), (2, 2 * MIB, "m
 def log_of_step(*, without: str = "") -> AllocationLog:
     names = [(key, size, operator) for key, size, operator in STEP if size >= 0]
     left_out = {key for key, _, operator in names if operator == without}
-    storages = tuple(Storage(fixed_bytes=0, item_bytes=size / 10, operator=operator) for _, size, operator in names)
+    allocations = tuple(
+        Allocation(fixed_bytes=0, item_bytes=size / 10, operator=operator) for _, size, operator in names
+    )
     events = tuple(key if size >= 0 else -key - 1 for key, size, _ in STEP if key not in left_out)
-    return AllocationLog(storages=storages, init=(), first=events, steady=events, batch_size=251)
+    return AllocationLog(allocations=allocations, init=(), first=events, steady=events, batch_size=251)
 
 
 def test_a_history_survives_the_file_it_is_kept_in(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Recorded allocation histories of a real GPU: replayed through the allocator's model, and held against our own log.
+"""Recorded allocation histories of a real GPU: replayed through the model of the allocator, and compared with our log.
 
 A history is what torch's allocator wrote down while a model was made and a few steps ran. Every error of a prediction
 shows in one of two places: the replay of the history misses the recorded peaks (the allocator's model is wrong), or the
@@ -58,7 +58,7 @@ def load(path: Path) -> History:
 
 
 def replay_history(history: History) -> Replay:
-    """The recorded requests and releases, given to the allocator's model in their order."""
+    """The recorded requests and releases, replayed in their order."""
     allocator = Allocator(history.cap_bytes or _UNLIMITED)
     blocks: dict[int, Block] = {}
     fits = True
@@ -94,7 +94,8 @@ def _refused(allocator: Allocator, size: int) -> None:
 
 
 class Life(Record, frozen=True):
-    """One piece of memory: how large, where it came from, and before how many births it died (None: it outlived)."""
+    """One piece of memory: its size, the operator it came from, and how many births came before its own birth and its
+    death (None: it outlived the record)."""
 
     size: int
     operator: str
@@ -117,9 +118,9 @@ def lives_of_log(log: AllocationLog, batch_size: int, phase: str = "step2", *, s
     def said() -> Iterator[tuple[int, int, int, str]]:
         for event in events:
             number = event if event >= 0 else -event - 1
-            storage = log.storages[number]
-            if storage.kind != "scratch" or scratch:
-                yield (1 if event >= 0 else -1), number, storage.at(batch_size), storage.operator
+            allocation = log.allocations[number]
+            if allocation.kind != "scratch" or scratch:
+                yield (1 if event >= 0 else -1), number, allocation.at(batch_size), allocation.operator
 
     return _lives(said())
 
@@ -205,7 +206,7 @@ def _aligned(left: Sequence[int], right: Sequence[int]) -> list[tuple[int, int]]
 
 
 def _longer(recorded: Sequence[Life], logged: Sequence[Life], pairs: list[tuple[int, int]]) -> Iterator[Longer]:
-    """Deaths are told on one clock: how many of the births that both have came before them."""
+    """Deaths are compared on one clock: how many of the births that both have came before them."""
     left_clock = _clock([recorded[a].born for a, _ in pairs])
     right_clock = _clock([logged[b].born for _, b in pairs])
     for a, b in pairs:
