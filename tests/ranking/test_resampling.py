@@ -42,7 +42,7 @@ def test_subsets_of_many_items_are_small_and_scaled() -> None:
     subsets = Subsets(number_labels(np.arange(10_000) % 5, "labels"))
     assert {len(rows) for rows in subsets} == {500}
     assert subsets.scale == pytest.approx(np.sqrt(500 / 9500))
-    assert {len(rows) for rows in Subsets(number_labels(np.arange(10_000) % 80, "labels"))} == {800}
+    assert {len(rows) for rows in Subsets(number_labels(np.arange(16_000) % 160, "labels"))} == {800}
 
 
 def test_few_items_have_no_subsets() -> None:

@@ -18,7 +18,8 @@ from stoker.ranking.static import StaticFigure
 from stoker.records import Record
 
 COMBINED = ("nleep", "logme")
-"""On 19 published models × 9 targets, with the static order, these two choose best (benchmarks/transfer.py)."""
+"""Scores that are averaged with the static order. On published results no other choice is clearly better, and several
+are as good within their intervals (benchmarks/transfer.py)."""
 CERTAINTY = 0.95
 """A model is ahead of another when it is in at least this share of the resamples; intervals leave out the rest on each
 side, so that they hold 90 %."""

@@ -123,20 +123,35 @@ def number_labels(labels: ArrayLike, name: str) -> Classes:
     return Classes(of=of.astype(np.intp), sizes=sizes.astype(np.intp))
 
 
-def check_probabilities(values: ArrayLike) -> Floats:
-    """Rows of class probabilities in float64. Raises `InputError` when a row is not a distribution."""
-    array = _numbers(values, "source probabilities").astype(np.float64)
+@dataclass(frozen=True)
+class Probabilities:
+    """Source-class probabilities of items, read in blocks like features."""
+
+    values: NDArray[Any]
+
+    def blocks(self) -> Iterator[Floats]:
+        """Rows in float64 that sum to 1 exactly as far as float64 can tell; float16 and float32 do not."""
+        rows = max(1, BLOCK_BYTES // (8 * self.values.shape[1]))
+        for start in range(0, len(self.values), rows):
+            block = self.values[start : start + rows].astype(np.float64)
+            yield block / block.sum(axis=1, keepdims=True)
+
+
+def check_probabilities(values: ArrayLike) -> Probabilities:
+    """Checked rows of class probabilities. Raises `InputError` when a row is not a distribution."""
+    array = _numbers(values, "source probabilities")
     if array.ndim != 2 or 0 in array.shape:
         raise InputError(f"source probabilities must be an array of items × source classes, got shape {array.shape}")
-    if not np.isfinite(array).all():
+    least, most = _extremes(array)
+    if not (np.isfinite(least).all() and np.isfinite(most).all()):
         raise InputError("source probabilities must be finite: there is NaN or infinity among them")
-    if array.min() < 0:
-        raise InputError(f"source probabilities must not be negative, got {array.min():g}; apply softmax to logits")
-    sums = array.sum(axis=1)
+    if least.min() < 0:
+        raise InputError(f"source probabilities must not be negative, got {least.min():g}; apply softmax to logits")
+    sums = array.sum(axis=1, dtype=np.float64)
     worst = int(np.argmax(np.abs(sums - 1)))
     if abs(sums[worst] - 1) > 1e-2:
         raise InputError(f"source probabilities must sum to 1 for each item, got {sums[worst]:g} for item {worst}")
-    return np.asarray(array / sums[:, None])
+    return Probabilities(array)
 
 
 def _numbers(values: ArrayLike, name: str) -> NDArray[Any]:
