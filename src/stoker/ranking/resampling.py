@@ -3,7 +3,7 @@
 The scores are computed again on subsets of half of the items (fewer when items are many), drawn without replacement.
 Subsets of m of n items vary more than the whole, by the known factor √((n − m)/m): deviations are scaled back by it.
 Drawing with replacement, as a bootstrap usually does, fails here. An item drawn twice is its own nearest neighbour, and
-with more features than items LogME looks ten times more uncertain than it is; benchmarks/intervals.py measures both.
+with more features than items LogME looks several times as uncertain as it is; benchmarks/intervals.py measures both.
 """
 
 import time
