@@ -190,6 +190,22 @@ def test_nleep_is_leep_of_the_mixture() -> None:
     assert density._principal(check(features, labels)).shape == points.shape
 
 
+def test_nleep_of_many_items_fits_the_mixture_to_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = load_digits(return_X_y=True)
+    whole = scores.nleep(features, labels)
+    monkeypatch.setattr(density, "MIXTURE", density.MixtureRules(fitted_items=600, fitted_per_component=2))
+    fitted: list[int] = []
+    fit = density.fit_mixture
+
+    def observed(points: Array, *rest: Any) -> density.Mixture:
+        fitted.append(len(points))
+        return fit(points, *rest)
+
+    monkeypatch.setattr(density, "fit_mixture", observed)
+    assert scores.nleep(features, labels) == pytest.approx(whole, abs=0.1)
+    assert fitted == [600]
+
+
 # ---------------------------------------------------------------- laws
 
 ROTATION = ("logme", "h_score", "h_score_regularised", "transrate", "gbc", "nleep", "knn", "ridge")
@@ -370,6 +386,13 @@ def test_two_items_have_a_score_or_a_sentence(name: str) -> None:
         refused(name, features, labels, "every class has one item")
     else:
         assert np.isfinite(SCORES[name].function(features, labels))
+
+
+@pytest.mark.parametrize("name", ["h_score", "h_score_regularised", "transrate", "gbc", "nleep", "ridge"])
+def test_features_that_differ_in_the_last_place_are_refused(name: str) -> None:
+    random = np.random.default_rng(0)
+    features = 1.0 + np.finfo(np.float64).eps * random.integers(2, size=(30, 4))
+    refused(name, features, np.arange(30) % 3, "the features differ by no more than rounding")
 
 
 def test_features_in_a_read_only_file_are_not_changed(tmp_path: Any) -> None:

@@ -102,7 +102,8 @@ def parc(features: ArrayLike, labels: ArrayLike) -> float:
     for bins, same in _pairs(items, profiles):
         every += np.bincount(bins, minlength=CORRELATION_BINS)
         alike += np.bincount(bins[same], minlength=CORRELATION_BINS)
-    return 100 * _spearman(every.astype(np.float64), alike.astype(np.float64))
+    present = np.flatnonzero(every)
+    return 100 * _spearman(every[present].astype(np.float64), alike[present].astype(np.float64))
 
 
 class _Profiles:
