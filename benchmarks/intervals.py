@@ -18,7 +18,7 @@ from stoker.ranking.items import number_labels
 from stoker.ranking.resampling import RESAMPLING, Subsets
 from stoker.ranking.scores import SCORES
 
-CASES = [(10, 400, 128), (10, 400, 512), (10, 2000, 128), (100, 2000, 512)]
+CASES = [(10, 400, 128), (10, 400, 512), (10, 2000, 128), (40, 1500, 256)]
 """Classes, items, features: features fewer and more than items, few and many items a class."""
 SCORED = ("logme", "nleep", "h_score_regularised", "gbc", "knn")
 LATENT = 64

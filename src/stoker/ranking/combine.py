@@ -108,29 +108,8 @@ def rank(
     mean = _mean_ranks(np.array([[sample.value for sample in row] for row in samples]), static)
     draws = _resampled_ranks(samples, static, subsets)
     ahead = _ahead(mean, draws)
-    order = sorted(range(len(models)), key=lambda each: (mean[each], models[each].model))
-    places = _places(order, ahead)
-    shown = _intervals(models, rules)
-    lines = tuple(
-        RankedModel(
-            model=models[each].model,
-            place=places[each],
-            mean_rank=float(mean[each]),
-            scores=shown[each],
-            static=models[each].static,
-            static_rank=None if static is None else float(static[each]),
-            low=float(np.quantile(draws[:, each], 1 - CERTAINTY)) if subsets else None,
-            high=float(np.quantile(draws[:, each], CERTAINTY)) if subsets else None,
-            tied_with=tuple(
-                models[other].model
-                for other in order
-                if other != each and not ahead[each, other] and not ahead[other, each]
-            ),
-        )
-        for each in order
-    )
     return RankedModels(
-        models=lines,
+        models=_lines(models, mean, draws, ahead, static, rules),
         combined=(*(("static",) if static is not None else ()), *combined),
         static_used=static is not None,
         static_missing=missing,
@@ -175,6 +154,35 @@ def _ahead(mean: Floats, draws: Floats) -> NDArray[np.bool_]:
         share = (draws[:, :, None] < draws[:, None, :]).mean(axis=0)
         ahead &= share >= CERTAINTY
     return ahead
+
+
+def _lines(
+    models: Sequence[ModelScores],
+    mean: Floats,
+    draws: Floats,
+    ahead: NDArray[np.bool_],
+    static: Floats | None,
+    rules: ResampleRules,
+) -> tuple[RankedModel, ...]:
+    """The candidates in order; of equal mean ranks, by name."""
+    order = sorted(range(len(models)), key=lambda each: (mean[each], models[each].model))
+    places = _places(order, ahead)
+    shown = _intervals(models, rules)
+    tied = ~ahead & ~ahead.T
+    return tuple(
+        RankedModel(
+            model=models[each].model,
+            place=places[each],
+            mean_rank=float(mean[each]),
+            scores=shown[each],
+            static=models[each].static,
+            static_rank=None if static is None else float(static[each]),
+            low=float(np.quantile(draws[:, each], 1 - CERTAINTY)) if len(draws) else None,
+            high=float(np.quantile(draws[:, each], CERTAINTY)) if len(draws) else None,
+            tied_with=tuple(models[other].model for other in order if other != each and tied[each, other]),
+        )
+        for each in order
+    )
 
 
 def _places(order: list[int], ahead: NDArray[np.bool_]) -> dict[int, int]:
