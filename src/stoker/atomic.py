@@ -15,6 +15,7 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -71,6 +72,29 @@ def write_file(path: Path, *parts: bytes | memoryview) -> None:
             rest = memoryview(part).cast("B")
             while rest.nbytes:
                 rest = rest[file.write(rest) :]
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Raises MachineError where the machine refuses."""
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
+            os.replace(name, path)  # noqa: PTH105
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _umask() -> int:
+    """The umask of this process. To ask for it is to set it, so it is put back."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def in_parallel(

@@ -1,7 +1,5 @@
 """JSON documents: a record, and beside its samples the figures derived from them. Reading one back ignores those."""
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import msgspec
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
-from stoker.errors import MachineError
+from stoker.atomic import write_whole
 from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, encode, labelled
 
 
@@ -107,24 +105,6 @@ def to_json(document: Any) -> str:
     return msgspec.json.format(_encoded(document), indent=2).decode()
 
 
-def _umask() -> int:
-    """What new files of this person are not to allow; asking is setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
 def save(document: Any, path: Path) -> None:
     """Write a document whole or not at all."""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(to_json(document) + "\n")
-            os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101
-            os.replace(name, path)  # noqa: PTH105
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
+    write_whole(path, f"{to_json(document)}\n".encode())
