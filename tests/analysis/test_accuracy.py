@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import grids, picked, trials
+from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.accuracy import predicted_choice, prediction_accuracy, prediction_errors
 from stoker.analysis.regret import regret
@@ -56,6 +56,7 @@ def test_without_predictions_nothing_is_made_up() -> None:
         predicted_choice(TABLE, 0)
 
 
+@LAW
 @given(grids())
 def test_running_more_settings_never_costs_and_all_of_them_cost_nothing(frame: pl.DataFrame) -> None:
     worst = [predicted_choice(frame, n)["regret_worst"].max() for n in (1, 2, 100)]
@@ -68,6 +69,7 @@ def test_running_more_settings_never_costs_and_all_of_them_cost_nothing(frame: p
     assert_frame_equal(prediction_accuracy(shuffled), prediction_accuracy(frame))
 
 
+@LAW
 @given(grids())
 def test_perfect_predictions_have_no_error_and_choose_without_regret(frame: pl.DataFrame) -> None:
     done = frame.filter(pl.col("seconds").is_not_null()).with_columns(predicted_s=pl.col("seconds"))

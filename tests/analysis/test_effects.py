@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import grids, picked, trials
+from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.effects import effects
 
@@ -54,6 +54,7 @@ def test_machines_are_not_compared_with_each_other() -> None:
     assert effects(frame).height == 0
 
 
+@LAW
 @given(grids())
 def test_the_reference_is_one_and_the_order_of_rows_changes_nothing(frame: pl.DataFrame) -> None:
     found = effects(frame)

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import grids, picked, trials
+from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis import frames
 from stoker.errors import InputError
@@ -22,6 +22,7 @@ def test_a_frame_of_a_few_columns_becomes_a_whole_one() -> None:
     ]
 
 
+@LAW
 @given(grids())
 def test_a_normalised_frame_stays_as_it_is(frame: pl.DataFrame) -> None:
     once = frames.normalised(frame)

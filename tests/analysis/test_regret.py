@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from trial_rows import grids, picked, trials
+from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.regret import batch_limits, best, largest_batch, leave_one_out, one_for_all, regret, top_counts
 
@@ -133,6 +133,7 @@ def test_a_searched_limit_is_the_least_of_its_repeats_and_split_by_memory() -> N
     ]
 
 
+@LAW
 @given(grids())
 def test_regret_is_never_negative_and_the_best_has_none(frame: pl.DataFrame) -> None:
     found = regret(frame)
@@ -141,6 +142,7 @@ def test_regret_is_never_negative_and_the_best_has_none(frame: pl.DataFrame) -> 
     assert ((found["models"] > 0) == found["regret_mean"].is_not_null()).all()
 
 
+@LAW
 @given(grids(models=1))
 def test_the_best_setting_of_a_single_model_has_no_regret(frame: pl.DataFrame) -> None:
     for row in one_for_all(frame).to_dicts():
@@ -148,6 +150,7 @@ def test_the_best_setting_of_a_single_model_has_no_regret(frame: pl.DataFrame) -
         assert row["missing"] == 0
 
 
+@LAW
 @given(grids(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_changes_nothing(frame: pl.DataFrame, shuffler: random.Random) -> None:
     order = list(range(frame.height))
@@ -156,6 +159,7 @@ def test_the_order_of_rows_changes_nothing(frame: pl.DataFrame, shuffler: random
         assert_frame_equal(analysis(frame[order]), analysis(frame), check_exact=True)
 
 
+@LAW
 @given(grids(), st.floats(0.1, 10.0))
 def test_a_machine_so_many_times_slower_has_the_same_regrets(frame: pl.DataFrame, factor: float) -> None:
     cells = ["machine", "data", "batch_size", "num_workers"]
@@ -165,6 +169,7 @@ def test_a_machine_so_many_times_slower_has_the_same_regrets(frame: pl.DataFrame
     assert all(left == pytest.approx(right, abs=1e-9) for left, right in means)
 
 
+@LAW
 @given(grids())
 def test_every_model_with_a_time_is_among_the_counts(frame: pl.DataFrame) -> None:
     counts = top_counts(frame, 1).group_by("machine", "data").agg(pl.col("count").sum())

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import grids, picked, trials
+from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.ties import TieRules, spread, student_probability, student_quantile, ties, ties_for_all
 
@@ -96,6 +96,7 @@ def test_a_large_difference_is_seen() -> None:
     ]
 
 
+@LAW
 @given(grids())
 def test_each_model_has_one_best_and_the_tied_are_the_nearest(frame: pl.DataFrame) -> None:
     found = ties(frame)

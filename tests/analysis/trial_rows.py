@@ -3,7 +3,11 @@
 from typing import Any
 
 import polars as pl
+from hypothesis import settings
 from hypothesis import strategies as st
+
+LAW = settings(deadline=None, max_examples=60)
+"""For properties: no absolute time decides, and a frame costs several queries."""
 
 
 def trials(*rows: tuple[Any, ...], columns: str = "model batch_size num_workers seconds", **fixed: Any) -> pl.DataFrame:
