@@ -21,9 +21,9 @@ from common import RESULTS, arguments, say, write
 from published_tables import grid_table
 
 from stoker.analysis import published
-from stoker.predict.costs import Costs, Step, Table
-from stoker.predict.loader import simulate
-from stoker.predict.loop import Load
+from stoker.forecast.costs import Costs, Step, Table
+from stoker.forecast.loader import Load
+from stoker.forecast.simulate import simulate
 from stoker.records import Setting
 
 LOADER_RUNS = {"jpeg": "a5000_loader_runs.json", "tensors": "a5000_loader_runs_tensors.json"}

@@ -338,7 +338,8 @@ def _insert(db: sqlite3.Connection, row: TrialRow) -> int:
     ).fetchone()[0]
     db.execute(
         "INSERT INTO trials "
-        "(key, repeat, machine, attempt, outcome, began, wall_s, figures, problem, versions, document) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "(key, repeat, machine, attempt, outcome, began, wall_s, figures, problem, versions, document) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             row.key,
             row.repeat,

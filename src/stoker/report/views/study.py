@@ -14,19 +14,54 @@ _LONGEST = 40
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], *, limit: int | None = None) -> RenderableType:
-    """Rows as a table: percentages for shares and regrets, seconds for times. `limit` cuts long tables and says so."""
+    """Rows as a table: percentages for shares and regrets, seconds for times.
+
+    What is the same in every row stands above the table. `limit` cuts long tables and says so.
+    """
     if not rows:
         return Text("nothing to show yet: no trial has finished")
+    same = [
+        name for name in rows[0] if len(rows) > 1 and name in _AXES and len({str(row.get(name)) for row in rows}) == 1
+    ]
+    names = [name for name in rows[0] if name not in same]
     shown = rows if limit is None else rows[:limit]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in rows[0]:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for name in names:
         numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(name.replace("_", " "), justify="right" if numeric else "left")
+        table.add_column(_HEADS.get(name, name.replace("_", " ")), justify="right" if numeric else "left")
     for row in shown:
-        table.add_row(*(Text(_written(name, row.get(name))) for name in rows[0]))
-    if len(shown) == len(rows):
-        return table
-    return Group(table, Text(f"{len(rows) - len(shown)} more rows; --json or export gives all", style="dim"))
+        table.add_row(*(Text(_written(name, row.get(name))) for name in names))
+    parts: list[RenderableType] = []
+    if same:
+        parts.append(Text(" · ".join(f"{name} {_written(name, rows[0][name])}" for name in same), style="dim"))
+    parts.append(table)
+    if len(shown) < len(rows):
+        parts.append(Text(f"{len(rows) - len(shown)} more rows; --json or export gives all", style="dim"))
+    return Group(*parts)
+
+
+_AXES = (
+    "machine",
+    "data",
+    "mode",
+    "device",
+    "source",
+    "items",
+    "batches",
+    "epochs",
+    "precision",
+    "method",
+    "gpu_memory",
+)
+"""Columns that describe what a table is about, and so need no column where they never change."""
+_HEADS = {
+    "batch_size": "batch",
+    "num_workers": "workers",
+    "prefetch_factor": "prefetch",
+    "regret_mean": "mean regret",
+    "regret_worst": "worst regret",
+    "settings": "of",
+}
 
 
 def _written(name: str, value: Any) -> str:

@@ -26,7 +26,7 @@ def read_preset(name: str, scale: str = "full") -> Grid:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Every preset: what it reproduces, on which devices, how large it is, and how long it takes where that is known."""
+    """Every preset: what it reproduces, on which devices, its size, and how long it takes where that is known."""
     rows = []
     for name in preset_names():
         full, small = read_preset(name), read_preset(name, "small")
