@@ -8,10 +8,6 @@ import polars as pl
 from stoker.records import Task
 from stoker.studies.store import TrialRow
 
-_OVERRIDDEN = ("workload", "data", "mode", "device", "items", "batch_size", "num_workers", "prefetch_factor")
-"""Figures that repeat what the grid says: the grid's value is the axis, so it wins where there is one."""
-
-
 def trials_frame(
     study: str, tasks: Mapping[str, tuple[Task, Mapping[str, Any], bool]], rows: Sequence[TrialRow], repeats: int
 ) -> pl.DataFrame:
@@ -32,7 +28,8 @@ def trials_frame(
 
 def _record(study: str, task: tuple[Task, Mapping[str, Any], bool], row: TrialRow) -> dict[str, Any]:
     cell = dict(task[1])
-    figures = {name: value for name, value in row.figures.items() if name not in _OVERRIDDEN or name not in cell}
+    # The grid's value is the axis: what the run made of it (pinning without a GPU) does not replace it.
+    figures = {name: value for name, value in row.figures.items() if name not in cell}
     return {
         "study": study,
         "task_key": row.key,
