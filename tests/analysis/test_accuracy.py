@@ -4,11 +4,11 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.accuracy import predicted_choice, prediction_accuracy, prediction_errors
 from stoker.analysis.regret import regret
 from stoker.errors import InputError
+from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 COLUMNS = "model batch_size seconds predicted_s"
 TABLE = trials(

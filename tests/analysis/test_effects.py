@@ -4,9 +4,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.effects import effects
+from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 
 def test_effects_by_hand() -> None:

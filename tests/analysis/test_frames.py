@@ -7,10 +7,10 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis import frames
 from stoker.errors import InputError
+from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 
 def test_a_frame_of_a_few_columns_becomes_a_whole_one() -> None:
@@ -161,7 +161,7 @@ def test_an_empty_frame_has_no_cells() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["import stoker", "import stoker.cli; stoker.cli.app(['--help'], standalone_mode=False)"]
+    "code", ["import stoker", "import stoker.cli.main; stoker.cli.main.app(['--help'], standalone_mode=False)"]
 )
 def test_polars_is_loaded_only_by_analyses(code: str) -> None:
     check = f"import sys\n{code}\nassert 'polars' not in sys.modules"

@@ -6,13 +6,13 @@ from typing import Any
 
 import polars as pl
 import pytest
-from trial_rows import picked
 
 from stoker.analysis import published
 from stoker.analysis.frames import cells
 from stoker.analysis.regret import best, largest_batch, leave_one_out, one_for_all, regret, top_counts
 from stoker.analysis.ties import ties
 from stoker.analysis.times import stage_shares
+from tests.analysis.trial_rows import picked
 
 PRINTED: dict[str, Any] = json.loads((Path(__file__).parent / "printed.json").read_text(encoding="utf-8"))
 KINDS = ("jpeg", "tensors")

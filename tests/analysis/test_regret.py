@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
-from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.regret import batch_limits, best, largest_batch, leave_one_out, one_for_all, regret, top_counts
+from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 TABLE = trials(
     ("a", 32, 1, 10.0), ("a", 64, 1, 12.0), ("a", 64, 2, 10.0),

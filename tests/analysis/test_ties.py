@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
-from trial_rows import LAW, grids, picked, trials
 
 from stoker.analysis.ties import TieRules, spread, student_probability, student_quantile, ties, ties_for_all
+from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 
 def test_one_run_a_cell_leaves_ties_unknown() -> None:

@@ -1,10 +1,10 @@
 """Per-item times, first batches, stage shares and utilisation, from tables computed by hand."""
 
 import pytest
-from trial_rows import picked, trials
 
 from stoker.analysis.times import first_batches, item_times, stage_shares, utilisation
 from stoker.errors import InputError
+from tests.analysis.trial_rows import picked, trials
 
 COLUMNS = (
     "model batch_size items seconds start_s first_batch_s wait_s forward_s decode_s transform_s transform.Resize_s"

@@ -8,6 +8,7 @@ import polars as pl
 from stoker.records import Task
 from stoker.studies.store import TrialRow
 
+
 def trials_frame(
     study: str, tasks: Mapping[str, tuple[Task, Mapping[str, Any], bool]], rows: Sequence[TrialRow], repeats: int
 ) -> pl.DataFrame:
