@@ -114,6 +114,9 @@ class Server:
                 raise _ended_outside() from None
             raise
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def close(self) -> None:
         self._socket.close()
         if self._owner == os.getpid() and not self._is_closed:
@@ -302,6 +305,12 @@ def server() -> Server:
         _server = Server()
         atexit.register(_server.close)
     return _server
+
+
+def stop() -> None:
+    """Kill the server, and with it all that it runs: calls under way in other threads raise MachineError."""
+    if _server is not None and _server.alive:
+        _server.kill()
 
 
 def run(

@@ -10,15 +10,18 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,19 +93,45 @@ def serve(sock: socket.socket) -> None:
         payload = receive(sock, size)
         if len(payload) < size:
             return
-        pid = os.fork()
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            sock.close()
-            run_child(payload, *fds)
-        for fd in fds:
-            os.close(fd)
-        sock.sendall(STATUS.pack(pid, -1))
-        status = _wait(pid, sock, wake_read)
+        with socket_folder() as folder:
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                sock.close()
+                use_socket_folder(folder)
+                run_child(payload, *fds)
+            for fd in fds:
+                os.close(fd)
+            sock.sendall(STATUS.pack(pid, -1))
+            status = _wait(pid, sock, wake_read)
         if status is None:
             return
         sock.sendall(STATUS.pack(pid, status))
+
+
+@contextlib.contextmanager
+def socket_folder() -> Iterator[str | None]:
+    """A folder for the sockets over which a child's loader workers pass tensors; None where none can be made.
+
+    multiprocessing makes one for each worker, and a worker that is killed leaves it behind. This one is removed by the
+    server, which outlives its child however that ends.
+    """
+    try:
+        folder = tempfile.mkdtemp(prefix="stoker-sockets-")
+    except OSError:
+        yield None  # the child says what is wrong, if it needs one
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def use_socket_folder(folder: str | None) -> None:
+    """Have multiprocessing use the folder, in this process and in those it starts."""
+    if folder is not None:
+        vars(multiprocessing.current_process())["_config"]["tempdir"] = folder  # as `multiprocessing.util` does
 
 
 def _wait(pid: int, sock: socket.socket, wake_read: int) -> int | None:

@@ -6,9 +6,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stoker.errors import InputError, MachineError, StokerError
+from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
+from stoker.process import child
 from stoker.records import Limit, Machine, Outcome, Plan, Record, Task, Trial
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
@@ -37,6 +38,10 @@ class Executor(Protocol):
         """Run a task to its end. Whatever becomes of it is an outcome; only an interrupt is raised."""
         ...
 
+    def stop(self) -> None:
+        """End what runs in other threads: their `run` returns soon, and what it returns is of no interest."""
+        ...
+
 
 class LocalExecutor:
     """Runs every task in child processes on this machine."""
@@ -50,19 +55,23 @@ class LocalExecutor:
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)
 
+    def stop(self) -> None:
+        child.stop()
+
 
 def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | None = None) -> Finished:
-    """Run one task on this machine. What cannot be used at all is the outcome `failed`, with its sentence."""
+    """Run one task on this machine. Every error is the outcome `failed` with a sentence: the study goes on."""
     began, clock = datetime.now(UTC), perf_counter()
     try:
         record = _RUN[task.kind](task, timeout_s, on_event)
-    except StokerError as error:
+    except Exception as error:
+        sentence = str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
         return Finished(
             outcome="failed",
             figures={},
             began=began,
             wall_s=perf_counter() - clock,
-            problem=str(error),
+            problem=sentence,
             versions=_versions(None),
         )
     outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
@@ -144,6 +153,3 @@ def _spec(task: Task) -> Any:
 def _versions(machine: Machine | None) -> dict[str, str | None]:
     software = machine.software if machine is not None else inspect().software
     return {"stoker": software.stoker, "torch": software.torch, "python": software.python}
-
-
-__all__ = ["Executor", "Finished", "LocalExecutor", "MachineError", "execute"]

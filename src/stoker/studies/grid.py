@@ -26,7 +26,6 @@ num_workers = 16
 ```
 """
 
-import difflib
 import itertools
 import math
 import random
@@ -34,39 +33,21 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
+from stoker.studies.axes import COMMON, EXTENT, NAMES, SETTING, Kind, Value, checked, nearest
 from stoker.units import parse_seconds
 
 R = TypeVar("R", bound=Record)
-Value = str | int | float | bool
-Kind = Literal["profile", "limit", "tune"]
-
-_SETTING = tuple(each.name for each in msgspec.structs.fields(Setting))
-_EXTENT = ("batches", "warmup", "epochs", "source", "validate")
-_WORKLOAD = ("workload", "data", "items", "weights")
-_COMMON = (*_WORKLOAD, "mode", "device")
-_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
-_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
-_TUNE_MORE = ("host_memory", "budget", "planner", "precision")
-NAMES: dict[str, tuple[str, ...]] = {
-    "profile": tuple(dict.fromkeys((*_COMMON, *_SETTING, *_EXTENT))),
-    "limit": tuple(dict.fromkeys((*_COMMON, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
-    "tune": tuple(dict.fromkeys((*_COMMON, *_TUNE, *_TUNE_MORE))),
-}
-"""The axes and fixed values that each kind of study knows."""
 
 _TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
-_TEXTS = {"workload", "data", "weights", "mode", "device", "source", "precision", "multiprocessing_context", "method"}
-_TEXTS |= {"optimizer", "gpu", "current", "planner"}
-_SIZES = {"gpu_memory", "reserve", "host_memory", "budget"}
-_FLAGS = {"persistent_workers", "in_order", "channels_last", "compile", "cudnn_benchmark", "validate", "throughput"}
-_FLAGS |= {"pin_memory"}
+_LONGEST_NAME = 100
+_NEEDS_WORKERS = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 
 
 class Grid(Record, frozen=True):
@@ -137,32 +118,32 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     if "device" in cell:
         common["device"] = cell["device"]
     if kind == "profile":
-        return _checked(Task, **common, setting=_setting(cell), extent=_extent(cell))
+        return _converted(Task, **common, setting=_setting(cell), extent=_extent(cell))
     setting = {name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell}
-    options = {name: value for name, value in cell.items() if name not in _COMMON and name not in setting}
+    options = {name: value for name, value in cell.items() if name not in COMMON and name not in setting}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
-    return _checked(Task, **common, setting=_checked(Setting, **setting), options=options)
+    return _converted(Task, **common, setting=_converted(Setting, **setting), options=options)
 
 
 def _setting(cell: Mapping[str, Value]) -> Setting:
-    values: dict[str, Any] = {name: cell[name] for name in _SETTING if name in cell}
+    values: dict[str, Any] = {name: cell[name] for name in SETTING if name in cell}
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
-        for name in ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context"):
+        for name in _NEEDS_WORKERS:
             values.pop(name, None)
-    return _checked(Setting, **values)
+    return _converted(Setting, **values)
 
 
 def _extent(cell: Mapping[str, Value]) -> Extent:
-    values: dict[str, Any] = {name: cell[name] for name in _EXTENT if name in cell}
+    values: dict[str, Any] = {name: cell[name] for name in EXTENT if name in cell}
     if "items" in cell and "batches" not in values:
         values |= {"batches": None, "warmup": values.get("warmup", 0)}
     elif "epochs" in values and "batches" not in values:
         values["batches"] = None
-    return _checked(Extent, **values)
+    return _converted(Extent, **values)
 
 
-def _checked(record: type[R], **values: Any) -> R:
+def _converted(record: type[R], **values: Any) -> R:
     """The record, its types checked as if it came from a file."""
     try:
         return msgspec.convert(
@@ -212,8 +193,15 @@ def parse_grid(text: str, source: str, *, default_name: str = "study") -> Grid:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{source}: {str(error)[0].lower()}{str(error)[1:]}") from None
+        raise InputError(_toml_error(source, str(error))) from None
     return _Reader(text, source).grid(document, default_name)
+
+
+def _toml_error(source: str, message: str) -> str:
+    """tomllib's sentence, with the line in front as in all others."""
+    found = re.fullmatch(r"(.*) \(at line (\d+), column \d+\)", message, re.DOTALL)
+    what, line = (found[1], f", line {found[2]}") if found else (message, "")
+    return f"{source}{line}: this is not TOML: {what[0].lower()}{what[1:]}"
 
 
 def grid_from(document: Mapping[str, Any]) -> Grid:
@@ -228,10 +216,12 @@ class _Reader:
         self._lines, self._source = text.splitlines(), source
 
     def grid(self, document: dict[str, Any], default_name: str) -> Grid:
-        self._known("", document, _TOP, "key")
+        for name in document:
+            if name not in _TOP:
+                self._fail("", name, f"a grid has no {name}{nearest(name, _TOP)}")
         kind = document.get("kind", "profile")
         if kind not in NAMES:
-            self._fail("", "kind", f"no such kind: {kind!r}{_nearest(str(kind), NAMES)}; choose {', '.join(NAMES)}")
+            self._fail("", "kind", f"no such kind: {kind!r}{nearest(str(kind), NAMES)}; choose {', '.join(NAMES)}")
         fixed = self._values("fixed", self._table(document, "fixed"), kind)
         axes = self._axes(self._table(document, "axes"), kind)
         for name in axes:
@@ -239,8 +229,12 @@ class _Reader:
                 self._fail("axes", name, f"{name} is both fixed and an axis; keep one of them")
         if not axes and not document.get("include"):
             self._fail("", "axes", "the grid has no axes: give at least one, such as batch_size = [32, 128]")
-        include = tuple(self._values("include", each, kind) for each in self._tables(document, "include"))
-        exclude = tuple(self._excluded(each, axes, kind) for each in self._tables(document, "exclude"))
+        include = tuple(
+            self._values("include", each, kind, number) for number, each in enumerate(self._tables(document, "include"))
+        )
+        exclude = tuple(
+            self._excluded(each, axes, kind, number) for number, each in enumerate(self._tables(document, "exclude"))
+        )
         grid = Grid(
             name=self._name(document.get("name", default_name)),
             kind=kind,
@@ -256,6 +250,8 @@ class _Reader:
         )
         if grid.repeats < 1:
             self._fail("", "repeats", f"repeats must be at least 1, got {grid.repeats}")
+        if grid.timeout_s is not None and kind != "profile":
+            self._fail("", "timeout", f"timeout goes with kind profile; a grid of kind {kind} has none")
         self._possible(grid)
         return grid
 
@@ -280,53 +276,50 @@ class _Reader:
         return names[0] if names else "workload"
 
     def _axes(self, table: dict[str, Any], kind: str) -> dict[str, tuple[Value, ...]]:
-        self._known("axes", table, NAMES[kind], f"axis of kind {kind}")
+        self._names("axes", table, kind)
         axes: dict[str, tuple[Value, ...]] = {}
         for name, values in table.items():
             if not isinstance(values, list):
                 self._fail("axes", name, f"an axis is a list, got {values!r}; write {name} = [{values!r}], or fix it")
             if not values:
                 self._fail("axes", name, f"axis {name} is empty; give it values or leave it out")
-            checked = [self._value("axes", name, value) for value in values]
-            if len({repr(value) for value in checked}) < len(checked):
+            checked_values = [self._value("axes", name, value) for value in values]
+            if len({repr(value) for value in checked_values}) < len(checked_values):
                 self._fail("axes", name, f"axis {name} has a value twice")
-            axes[name] = tuple(checked)
+            axes[name] = tuple(checked_values)
         return axes
 
-    def _values(self, section: str, table: Any, kind: str) -> dict[str, Value]:
+    def _values(self, section: str, table: Any, kind: str, number: int = 0) -> dict[str, Value]:
         if not isinstance(table, dict):
-            self._fail(section, "", f"[{section}] must be a table")
-        self._known(section, table, NAMES[kind], f"value of kind {kind}")
-        return {name: self._value(section, name, value) for name, value in table.items()}
+            self._fail("", section, f"{section} must be a table, got {table!r}")
+        self._names(section, table, kind, number)
+        return {name: self._value(section, name, value, number) for name, value in table.items()}
 
-    def _excluded(self, table: Any, axes: Mapping[str, Sequence[Value]], kind: str) -> dict[str, Value]:
-        values = self._values("exclude", table, kind)
+    def _excluded(self, table: Any, axes: Mapping[str, Sequence[Value]], kind: str, number: int) -> dict[str, Value]:
+        values = self._values("exclude", table, kind, number)
         if not values:
-            self._fail("exclude", "", "an empty [[exclude]] would leave out everything")
+            self._fail("exclude", "", "an empty [[exclude]] would leave out everything", number)
         for name, value in values.items():
             if name not in axes:
-                self._fail("exclude", name, f"{name} is not an axis of this grid{_nearest(name, axes)}")
+                self._fail("exclude", name, f"{name} is not an axis of this grid{nearest(name, axes)}", number)
             if value not in axes[name]:
                 known = ", ".join(map(str, axes[name]))
-                self._fail("exclude", name, f"axis {name} has no value {value!r}; it has {known}")
+                self._fail("exclude", name, f"axis {name} has no value {value!r}; it has {known}", number)
         return values
 
-    def _value(self, section: str, name: str, value: Any) -> Value:
-        if name in _TEXTS and not isinstance(value, str):
-            self._fail(section, name, f"{name} must be a text, got {value!r}")
-        if name in _FLAGS and not isinstance(value, bool):
-            self._fail(section, name, f"{name} must be true or false, got {value!r}")
-        if name not in _TEXTS | _FLAGS | _SIZES and (isinstance(value, bool) or not isinstance(value, int)):
-            self._fail(section, name, f"{name} must be a whole number, got {value!r}")
-        if not isinstance(value, str | int | float | bool) or (isinstance(value, float) and not math.isfinite(value)):
-            self._fail(section, name, f"{name} must be a text or a number, got {value!r}")
-        return value
+    def _value(self, section: str, name: str, value: Any, number: int = 0) -> Value:
+        try:
+            return checked(name, value)
+        except InputError as error:
+            self._fail(section, name, str(error), number)
 
-    def _known(self, section: str, table: Mapping[str, Any], names: Iterable[str], what: str) -> None:
-        names = list(names)
+    def _names(self, section: str, table: Mapping[str, Any], kind: str, number: int = 0) -> None:
         for name in table:
-            if name not in names:
-                self._fail(section, name, f"no such {what}: {name}{_nearest(name, names)}")
+            if name not in NAMES[kind]:
+                what = f"a study of kind {kind} has no axis {name}{nearest(name, NAMES[kind])}"
+                others = [other for other, names in NAMES.items() if name in names]
+                hint = f"; kind {' and '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else ""
+                self._fail(section, name, what + hint, number)
 
     def _table(self, document: Mapping[str, Any], name: str) -> dict[str, Any]:
         table = document.get(name, {})
@@ -371,30 +364,28 @@ class _Reader:
             self._fail("", "timeout", f"timeout must be above 0 s, got {value!r}")
         return seconds
 
-    def _fail(self, section: str, name: str, sentence: str) -> NoReturn:
-        line = self._line(section, name)
+    def _fail(self, section: str, name: str, sentence: str, number: int = 0) -> NoReturn:
+        line = self._line(section, name, number)
         raise InputError(f"{self._source}{f', line {line}' if line else ''}: {sentence}")
 
-    def _line(self, section: str, name: str) -> int | None:
-        """Where a key stands: in its section, or anywhere where the section is unknown."""
-        present, heading = "", None
-        for number, line in enumerate(self._lines, start=1):
+    def _line(self, section: str, name: str, number: int) -> int | None:
+        """The line of a key: in the section's table of that number, or anywhere if the section is unknown. Without such
+        a line, that of the section's heading."""
+        key = re.compile(rf"""\s*["']?{re.escape(name)}["']?\s*=""")
+        dotted = re.compile(rf"\s*{section}\s*\.\s*{re.escape(name)}\s*=")
+        here, seen, heading = "", -1, None
+        for place, line in enumerate(self._lines, start=1):
             header = re.match(r"\s*\[+\s*([\w.-]+)\s*\]+", line)
             if header:
-                present = header.group(1)
-                if present == (section or name):
-                    heading = heading or number
-            elif name and re.match(rf"\s*[\"']?{re.escape(name)}[\"']?\s*=", line) and section in ("", present):
-                return number
+                here = header[1]
+                seen += here == section
+                if here == (section or name) and (seen == number or not section):
+                    heading = heading or place
+            elif name:
+                is_inside = not section or (here == section and seen == number)
+                if (is_inside and key.match(line)) or (not here and dotted.match(line)):
+                    return place
         return heading
-
-
-_LONGEST_NAME = 100
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def parse_only(texts: Sequence[str], grid: Grid) -> dict[str, set[str]]:
@@ -407,8 +398,8 @@ def parse_only(texts: Sequence[str], grid: Grid) -> dict[str, set[str]]:
         seen = {str(cell[name]).lower() for cell in grid.cells() if name in cell}
         if not seen:
             known = sorted({each for cell in grid.cells() for each in cell})
-            raise InputError(f"this grid has no {name!r}{_nearest(name, known)}; it has {', '.join(known)}")
-        for each in value.split(","):
+            raise InputError(f"this grid has no {name!r}{nearest(name, known)}; it has {', '.join(known)}")
+        for each in [value] if value.strip().lower() in seen else value.split(","):
             if each.strip().lower() not in seen:
                 raise InputError(f"{name} is never {each.strip()!r} in this grid; it is {', '.join(sorted(seen))}")
             wanted.setdefault(name, set()).add(each.strip().lower())

@@ -9,9 +9,11 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,12 +22,13 @@ from msgspec import field
 from stoker.errors import InputError, MachineError
 from stoker.machine.storage import storage
 from stoker.records import Outcome, Record, Task, decode, encode
-from stoker.studies.owner import Owner, is_alive, this_process
+from stoker.studies.owner import Owner, forget, is_alive, new_owner
 from stoker.studies.schema import APPLICATION_ID, MIGRATIONS, SCHEMA
 
 _WAIT_S = 60.0
 """How long a transaction waits for another driver's. Each takes milliseconds; a full minute means that one hangs."""
-_HEADER = b"SQLite format 3\x00"
+_BUSY_S = 0.01
+"""How long to pause before another try to switch the file to WAL: another driver does so in milliseconds."""
 
 
 class TrialRow(Record, frozen=True):
@@ -51,16 +54,8 @@ class Slot(NamedTuple):
     repeat: int
 
 
-class Claimed(NamedTuple):
-    """What asking for a claim gave: a slot or none, slots found finished, and whether others are still at work."""
-
-    slot: Slot | None
-    finished: tuple[Slot, ...]
-    busy: bool
-
-
 class Claim(NamedTuple):
-    """A claim somebody holds."""
+    """A claim that somebody holds."""
 
     key: str
     repeat: int
@@ -69,30 +64,58 @@ class Claim(NamedTuple):
     since: str
 
 
+class Claimed(NamedTuple):
+    """What `Store.claim` found: a slot or none, slots that are finished, and the claims that stand in the way."""
+
+    slot: Slot | None
+    finished: tuple[Slot, ...] = ()
+    waits_for: tuple[Claim, ...] = ()
+
+
 class Store:
-    """An open database. Use it from one thread at a time or from several: calls take turns."""
+    """An open database. Several threads may use it: their calls take turns."""
 
     def __init__(self, path: Path, *, create: bool = True) -> None:
         self.path = path
         self._lock = threading.RLock()
-        self._owner = this_process()
         _check_place(path, create)
         try:
+            if path.exists():
+                _check_content(path)
             self._db = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False)
-            self._db.row_factory = sqlite3.Row
-            self._prepare()
+            try:
+                self._db.row_factory = sqlite3.Row
+                self._prepare()
+            except BaseException:
+                self._db.close()
+                raise
         except sqlite3.Error as error:
             raise _refused(path, error) from None
 
     def close(self) -> None:
-        with self._lock, suppress(sqlite3.Error):
-            self._db.close()
+        """Close the connection. Claims that it still has count as those of the dead."""
+        with self._lock:
+            if "_owner" in self.__dict__:
+                forget(self._owner, self.path)
+            with suppress(sqlite3.Error):
+                self._db.close()
 
     def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @cached_property
+    def _owner(self) -> Owner:
+        """Whose claims this connection makes; made with the first of them."""
+        return new_owner(self.path)
+
+    def check(self) -> None:
+        """Read the whole file. Raises InputError if it is damaged, before anything is added to it."""
+        found = self._rows("PRAGMA quick_check(1)")[0][0]
+        if found != "ok":
+            raise _damaged(self.path, str(found))
 
     # ------------------------------------------------------------ studies and tasks
 
@@ -160,22 +183,22 @@ class Store:
 
     # ------------------------------------------------------------ claims and trials
 
-    def claim(self, slots: Sequence[Slot], machine: str, *, jobs: int, retries: Mapping[Slot, int]) -> "Claimed":
+    def claim(self, slots: Iterable[Slot], machine: str, *, jobs: int, retries: Mapping[Slot, int]) -> Claimed:
         """Claim the first of `slots` that has no trial on this machine and that nobody else runs.
 
         At most `jobs` trials run on this host over all drivers of the file; with so many, nothing is claimed. A slot in
-        `retries` counts as open while its last attempt has the number given there, so that two drivers which were asked
-        to retry do so once. Claims of dead owners are removed first.
+        `retries` counts as open while its last attempt has the number given there: two drivers that were asked to retry
+        it do so once. Claims of dead owners are removed first.
         """
         with self._transaction() as db:
             claims = self._live_claims(db)
-            here = sum(1 for each in claims if each.owner.boot == self._owner.boot)
-            if here >= jobs:
-                return Claimed(None, (), busy=True)
-            claimed = {(each.key, each.repeat) for each in claims if each.machine == machine}
-            finished: list[Slot] = []
+            if len(claims) >= jobs:
+                return Claimed(None, waits_for=tuple(claims))
+            claimed = {Slot(each.key, each.repeat): each for each in claims if each.machine == machine}
+            finished, waits_for = [], []
             for slot in slots:
                 if slot in claimed:
+                    waits_for.append(claimed[slot])
                     continue
                 last = _last_attempt(db, slot, machine)
                 if last is not None and retries.get(slot) != last:
@@ -185,8 +208,8 @@ class Store:
                     "INSERT INTO claims (key, repeat, machine, owner, since) VALUES (?, ?, ?, ?, ?)",
                     (*slot, machine, encode(self._owner).decode(), _now()),
                 )
-                return Claimed(slot, tuple(finished), busy=False)
-            return Claimed(None, tuple(finished), busy=bool(claimed.intersection(slots)))
+                return Claimed(slot, tuple(finished))
+            return Claimed(None, tuple(finished), tuple(waits_for))
 
     def record(self, row: TrialRow) -> int:
         """Store a finished trial and end this process' claim on it, both or neither. The number of the attempt.
@@ -225,7 +248,7 @@ class Store:
 
     def claims(self) -> list[Claim]:
         """The claims of owners that are alive. Reads only."""
-        return [claim for claim in _claims(self._rows("SELECT * FROM claims")) if is_alive(claim.owner)]
+        return [claim for claim in self._claims(self._rows("SELECT * FROM claims")) if is_alive(claim.owner, self.path)]
 
     def trials(self, study: str | None = None, *, documents: bool = False) -> list[TrialRow]:
         """All trials of a study, or of the whole file, every attempt, oldest first."""
@@ -236,7 +259,10 @@ class Store:
             f"SELECT {columns} FROM trials {where} ORDER BY began, key, repeat, machine, attempt",
             () if study is None else (study,),
         )
-        return [_trial_of(row) for row in rows]
+        try:
+            return [_trial_of(row) for row in rows]
+        except (zlib.error, ValueError) as error:
+            raise _damaged(self.path, f"a trial cannot be read: {error}") from None
 
     def count(self, study: str) -> int:
         """How many trials a study has, all attempts counted."""
@@ -258,11 +284,18 @@ class Store:
             found.setdefault(row["key"], []).append(row["wall_s"])
         return found
 
+    @staticmethod
+    def _claims(rows: Iterable[sqlite3.Row]) -> list[Claim]:
+        return [
+            Claim(row["key"], row["repeat"], row["machine"], decode(row["owner"].encode(), Owner), row["since"])
+            for row in rows
+        ]
+
     def _live_claims(self, db: sqlite3.Connection) -> list[Claim]:
         """Claims of living owners; the others are removed."""
         alive: list[Claim] = []
-        for claim in _claims(db.execute("SELECT * FROM claims").fetchall()):
-            if is_alive(claim.owner):
+        for claim in self._claims(db.execute("SELECT * FROM claims").fetchall()):
+            if is_alive(claim.owner, self.path):
                 alive.append(claim)
             else:
                 db.execute(
@@ -274,24 +307,27 @@ class Store:
     # ------------------------------------------------------------ SQLite
 
     def _prepare(self) -> None:
-        """Switch to WAL and bring the schema up to date. Refuses a foreign or a newer file untouched."""
-        application, version = (
-            self._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-        )
-        empty = not self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-        if not empty and application != APPLICATION_ID:
-            raise InputError(f"{self.path} is a database of another program; choose another file with --db")
-        if version > SCHEMA:
-            raise InputError(
-                f"{self.path} has schema {version}, and this Stoker reads up to {SCHEMA}: update Stoker, or choose "
-                "another file with --db"
-            )
+        """Switch to WAL and bring the schema up to date."""
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
-        if self._db.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            self._db.execute("PRAGMA journal_mode = WAL")
-        if version < SCHEMA:
+        mode = self._db.execute("PRAGMA journal_mode").fetchone()[0]
+        if mode != "wal":
+            mode = self._switch_to_wal()
+        if mode != "wal":
+            raise MachineError(f"SQLite's write-ahead log does not work at {self.path}; choose a local disk with --db")
+        if self._db.execute("PRAGMA user_version").fetchone()[0] < SCHEMA:
             self._migrate()
+
+    def _switch_to_wal(self) -> str:
+        """SQLite does not wait for other processes here, so this does."""
+        deadline = monotonic() + _WAIT_S
+        while True:
+            try:
+                return str(self._db.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or monotonic() > deadline:
+                    raise
+            sleep(_BUSY_S)
 
     def _migrate(self) -> None:
         with self._transaction() as db:
@@ -380,13 +416,6 @@ def _last_attempt(db: sqlite3.Connection, slot: Slot, machine: str) -> int | Non
     return None if row["attempt"] is None else int(row["attempt"])
 
 
-def _claims(rows: Iterable[sqlite3.Row]) -> list[Claim]:
-    return [
-        Claim(row["key"], row["repeat"], row["machine"], decode(row["owner"].encode(), Owner), row["since"])
-        for row in rows
-    ]
-
-
 def _statements(script: str) -> list[str]:
     """The statements of a script. `executescript` would commit the transaction that they must share."""
     found, buffer = [], ""
@@ -399,24 +428,16 @@ def _statements(script: str) -> list[str]:
 
 
 def _check_place(path: Path, create: bool) -> None:
-    """Refuse what SQLite must not touch: a folder, a file that is no database, a network file system."""
+    """Refuse places where SQLite must not work."""
     if path.is_dir():
         raise InputError(f"{path} is a folder; name a file with --db")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file; choose another with --db")
     if not path.exists():
         if not create:
             raise InputError(f"there is no {path}; run a study first, or name its file with --db")
         if not path.parent.is_dir():
             raise InputError(f"cannot create {path}: {path.parent} is not a folder")
-    elif not path.is_file():
-        raise InputError(f"{path} is not a file; choose another with --db")
-    else:
-        try:
-            with path.open("rb") as file:
-                header = file.read(len(_HEADER))
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-        if header and header != _HEADER:
-            raise InputError(f"{path} is not a database; choose another file with --db")
     if storage(path.absolute().parent).kind == "network":
         raise MachineError(
             f"{path} lies on a network file system, where several processes cannot share a database safely; "
@@ -424,19 +445,50 @@ def _check_place(path: Path, create: bool) -> None:
         )
 
 
+def _check_content(path: Path) -> None:
+    """Refuse a file that is not ours, or too new, before a connection that could change it is opened.
+
+    SQLite itself looks, because a plain `open` and `close` of the file would give up the locks of other connections of
+    this process. A file without a log beside it is read as it is; otherwise its log counts too.
+    """
+    has_log = path.with_name(f"{path.name}-wal").exists()
+    address = f"{path.absolute().as_uri()}?{'mode=ro' if has_log else 'immutable=1'}"
+    with closing(sqlite3.connect(address, uri=True, timeout=_WAIT_S)) as db:
+        application, version = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+        )
+        is_empty = not db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    if application != APPLICATION_ID and not is_empty:
+        raise InputError(f"{path} is a database of another program; choose another file with --db")
+    if application == APPLICATION_ID and version > SCHEMA:
+        raise InputError(
+            f"{path} has schema {version}, and this Stoker reads up to {SCHEMA}: update Stoker, or choose another "
+            "file with --db"
+        )
+
+
+def _code(error: sqlite3.Error) -> int:
+    """SQLite's primary result code; 0 where the error did not come from SQLite."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def _refused(path: Path, error: sqlite3.Error) -> InputError | MachineError:
-    text = str(error).lower()
-    if "full" in text:
+    code = _code(error)
+    if code == sqlite3.SQLITE_FULL:
         return MachineError(f"cannot write {path}: the disk is full; what was recorded before is safe")
-    if "readonly" in text or "unable to open" in text:
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return MachineError(f"cannot write {path}: the file or its folder is read-only")
-    if "locked" in text:
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return MachineError(f"{path} has been locked by another program for {_WAIT_S:g} s; end that, then go on")
-    if isinstance(error, sqlite3.DatabaseError) and (
-        "malformed" in text or "not a database" in text or "corrupt" in text
-    ):
-        return InputError(f"{path} is damaged ({error}); restore a copy, or choose another file with --db")
+    if code == sqlite3.SQLITE_NOTADB:
+        return InputError(f"{path} is not a database; choose another file with --db")
+    if code == sqlite3.SQLITE_CORRUPT:
+        return _damaged(path, str(error))
     return MachineError(f"cannot use {path}: {error}")
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(f"{path} is damaged ({what}); restore a copy, or choose another file with --db")
 
 
 def _now() -> str:
