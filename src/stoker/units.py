@@ -70,3 +70,8 @@ def format_seconds(seconds: float) -> str:
 def format_workers(count: int) -> str:
     """`1 worker`, `8 workers`."""
     return "1 worker" if count == 1 else f"{count} workers"
+
+
+def format_count(count: int, noun: str) -> str:
+    """`1 task`, `1,080 tasks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -11,9 +11,10 @@
 | other axes | any | data, mode, device, source, items, … (`SPLIT`) |
 | `seconds` | number | the whole run, worker start included; null where the trial is not done |
 | `first_batch_s`, `items_per_s`, `predicted_s`, `max_batch` | number | null where unknown |
+| `run_items`, `steady_item_s` | number | items of the run, seconds an item after its warm-up; null where unknown |
 | `<stage>_s` | number | seconds of a stage, summed over the batches of the trial: wait_s, decode_s, forward_s, … |
 
-`seconds` (for a search of the largest batch: `max_batch`) and `workload` or `model` are required. Every other column
+`seconds` (or `max_batch`, or `steady_item_s`) and `workload` or `model` are required. Every other column
 may be missing, and columns that are not named here are carried along and ignored.
 
 Roles: a *setting* is the fields of `Setting` that vary, with batch size and workers always among them. Figures are
@@ -54,7 +55,15 @@ SPLIT: tuple[str, ...] = (
     "part",
     "score",
 )
-MEASURES: tuple[str, ...] = ("seconds", "first_batch_s", "items_per_s", "predicted_s", "max_batch")
+MEASURES: tuple[str, ...] = (
+    "seconds",
+    "first_batch_s",
+    "items_per_s",
+    "steady_item_s",
+    "run_items",
+    "predicted_s",
+    "max_batch",
+)
 LOOP_STAGES: tuple[str, ...] = (
     "start",
     "wait",
@@ -70,7 +79,7 @@ LOOP_STAGES: tuple[str, ...] = (
 """Stages on the clock of the loop, which add up to the whole run. Every other stage is on the clock of the workers."""
 COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
-NOT_STAGES = ("total_s", "reference_s", "timeout_s", "budget_s", "interference_s")
+NOT_STAGES = ("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s")
 """Columns that end like a stage's and are none."""
 
 _ALWAYS = ("batch_size", "num_workers")
@@ -141,7 +150,7 @@ def normalised(frame: pl.DataFrame) -> pl.DataFrame:
 def _named(frame: pl.DataFrame) -> pl.DataFrame:
     """With `seconds`, `workload` and `model`."""
     if "seconds" not in frame.columns:
-        if "max_batch" not in frame.columns:
+        if not {"max_batch", "steady_item_s"} & set(frame.columns):
             raise InputError("the trials have no column seconds" + _nearest("seconds", frame.columns))
         frame = frame.with_columns(pl.lit(None, dtype=pl.Float64).alias("seconds"))
     names = [name for name in ("workload", "model") if name in frame.columns]
@@ -183,7 +192,9 @@ def _with_identity(frame: pl.DataFrame) -> pl.DataFrame:
     frame = frame.with_columns(**{name: value for name, value in defaults.items() if name not in frame.columns})
     frame = frame.with_columns(pl.col("machine").fill_null("unknown"), pl.col("attempt").fill_null(0))
     if "outcome" not in frame.columns:
-        results = [pl.col(name).is_not_null() for name in ("seconds", "max_batch") if name in frame.columns]
+        results = [
+            pl.col(name).is_not_null() for name in ("seconds", "max_batch", "steady_item_s") if name in frame.columns
+        ]
         frame = frame.with_columns(
             pl.when(pl.any_horizontal(results)).then(pl.lit("done")).otherwise(pl.lit("failed")).alias("outcome")
         )
@@ -251,6 +262,24 @@ def roles_of(frame: pl.DataFrame, by: Sequence[str] = ()) -> Roles:
         and (frame[name].n_unique() > 1 or (name in _ALWAYS and frame[name].null_count() < frame.height))
     )
     return Roles(split=tuple(split), setting=setting)
+
+
+def comparable(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> tuple[pl.DataFrame, bool]:
+    """The frame with `seconds` that settings can be compared by, and whether they are seconds an item now.
+
+    Where the runs of a workload have unequal numbers of items (`run_items`), as runs of a fixed number of batches have,
+    the whole run's seconds would favour small batches: there `seconds` are divided by the number of items.
+    """
+    trials = normalised(frame)
+    if "run_items" not in trials.columns:
+        return trials, False
+    part = roles_of(trials, by).subject
+    sizes = pl.col("run_items").filter(pl.col("outcome") == "done")
+    is_unequal = (sizes.max().over(part) > sizes.min().over(part)).fill_null(value=False)
+    trials = trials.with_columns(is_unequal.alias("_unequal"))
+    found = bool(trials["_unequal"].any())
+    seconds = pl.when(pl.col("_unequal")).then(pl.col("seconds") / pl.col("run_items")).otherwise(pl.col("seconds"))
+    return trials.with_columns(seconds.alias("seconds")).drop("_unequal"), found
 
 
 def cells(frame: pl.DataFrame, *, by: Sequence[str] = (), measures: Sequence[str] = ()) -> Cells:

@@ -11,16 +11,20 @@ from stoker.errors import InputError
 def item_times(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
     """Seconds an item of each cell: `item_s` of the whole run, `<stage>_item_s` of each loop stage that was measured.
 
-    The frame needs `items`, the number of items of a run. Cells that are not done have null.
+    The frame needs `run_items`, or where every item of the set is run once `items`. `steady_item_s`, after the warm-up,
+    is there where it was measured. Cells that are not done have null.
     """
     table = _timed(frame, by)
-    if "items" not in table.rows.columns:
-        raise InputError("per-item times need the column items: the number of items of each run")
-    stages = {f"{name.removesuffix('_s')}_item_s": name for name in _loop_columns(table.rows)}
-    figures = {"item_s": "seconds", **stages}
-    return table.rows.with_columns(
-        **{figure: pl.col(name) / pl.col("items") for figure, name in figures.items()}
-    ).select(*table.roles.cell, "outcome", *figures)
+    count = next((name for name in ("run_items", "items") if name in table.rows.columns), None)
+    steady = ["steady_item_s"] if "steady_item_s" in table.rows.columns else []
+    if count is None and not steady:
+        raise InputError("per-item times need the column run_items or items: how many items each run had")
+    rows, figures = table.rows, {}
+    if count is not None:
+        figures = {f"{name.removesuffix('_s')}_item_s": name for name in _loop_columns(rows)}
+        figures = {name: stage for name, stage in {"item_s": "seconds", **figures}.items() if rows[stage].count()}
+        rows = rows.with_columns(**{figure: pl.col(name) / pl.col(count) for figure, name in figures.items()})
+    return rows.select(*table.roles.cell, "outcome", *steady, *figures)
 
 
 def first_batches(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
@@ -97,7 +101,8 @@ def utilisation(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
 def _timed(frame: pl.DataFrame, by: Sequence[str]) -> Cells:
     """Cells with the medians of every measured time; null where the cell is not done, as its seconds are."""
     trials = normalised(frame)
-    measures = [*stage_columns(trials), *(["first_batch_s"] if "first_batch_s" in trials.columns else [])]
+    others = ("first_batch_s", "steady_item_s", "run_items")
+    measures = [*stage_columns(trials), *(name for name in others if name in trials.columns)]
     table = cells(trials, by=by, measures=measures)
     done = pl.col("outcome") == "done"
     return Cells(table.rows.with_columns(pl.when(done).then(pl.col(measures)).name.keep()), table.roles)

@@ -24,14 +24,16 @@ Kind = Literal["profile", "limit", "tune"]
 WORKLOAD = ("workload", "data", "items", "weights")
 COMMON = (*WORKLOAD, "mode", "device")
 SETTING = tuple(each.name for each in fields(Setting))
+LABELS = ("family",)
+"""Axes that are no part of a task: they split its tables."""
 EXTENT = ("batches", "warmup", "epochs", "source", "validate")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 NAMES: dict[str, tuple[str, ...]] = {
-    "profile": tuple(dict.fromkeys((*COMMON, *SETTING, *EXTENT))),
-    "limit": tuple(dict.fromkeys((*COMMON, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
-    "tune": tuple(dict.fromkeys((*COMMON, *_TUNE, *_TUNE_MORE))),
+    "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
+    "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
+    "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -119,6 +121,7 @@ def _device(text: str) -> None:
 
 
 _FORMS: dict[str, Callable[[str], object]] = {
+    "family": str,
     "workload": _workload,
     "data": _data,
     "weights": _weights,

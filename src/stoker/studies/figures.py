@@ -1,9 +1,9 @@
 """Summary figures of a finished run, for tables: what the store keeps beside the raw samples."""
 
-from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from stoker.analysis.spans import steady
 from stoker.records import Limit, Plan, Record, Trial
 
 
@@ -32,11 +32,13 @@ def _of_trial(trial: Trial) -> dict[str, Any]:
     }
     if trial.outcome != "done":
         return figures
+    span = steady(trial)
     figures |= {
         "seconds": trial.total_s,
         "run_items": trial.items,
         "items_per_s": trial.items_per_s,
-        "first_batch_s": _first_batch_s(trial),
+        "first_batch_s": trial.first_batch_s,
+        "steady_item_s": span.seconds / span.items if span and span.items else None,
     }
     figures |= {f"{name}_s": stage.total_s for name, stage in trial.stages.items() if "." not in name}
     figures |= trial.peaks
@@ -44,12 +46,6 @@ def _of_trial(trial: Trial) -> dict[str, Any]:
         figures[f"{name}_mean"] = gauge.average
         figures[f"{name}_max"] = gauge.maximum
     return figures
-
-
-def _first_batch_s(trial: Trial) -> float | None:
-    """From the start of the run to its first batch, worker start included."""
-    got: Sequence[float] = trial.timeline.got_s
-    return got[0] if got else None
 
 
 def _of_limit(limit: Limit) -> dict[str, Any]:

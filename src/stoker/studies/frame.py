@@ -5,47 +5,83 @@ from typing import Any
 
 import polars as pl
 
-from stoker.records import Task
 from stoker.studies.store import TrialRow
+
+_LAST = ("began", "wall_s", "problem", "torch", "stoker")
 
 
 def trials_frame(
-    study: str, tasks: Mapping[str, tuple[Task, Mapping[str, Any], bool]], rows: Sequence[TrialRow], repeats: int
+    study: str,
+    kind: str,
+    cells: Mapping[str, Mapping[str, Any]],
+    rows: Sequence[TrialRow],
+    machines: Mapping[str, str],
 ) -> pl.DataFrame:
-    """One row for each task, repeat and machine: its last attempt. `attempts` counts those before it too."""
+    """One row for each task, repeat and machine: its last attempt, with `attempts`, how many there were.
+
+    `machines` has labels by fingerprint. A device that sleeps stands in for a model, so it is the row's workload.
+    """
+    cells = _with_models(cells)
     last: dict[tuple[str, int, str], TrialRow] = {}
+    attempts: dict[tuple[str, int, str], int] = {}
     for row in rows:
-        if row.key in tasks:
-            last[row.key, row.repeat, row.machine] = row
-    records = [_record(study, tasks[row.key], row) for row in last.values()]
-    columns = dict.fromkeys(name for record in records for name in record)
-    if not records:
-        return pl.DataFrame(schema={"study": pl.String, "task_key": pl.String, "outcome": pl.String})
-    data = {name: [record.get(name) for record in records] for name in columns}
-    return pl.DataFrame({name: _series(name, values) for name, values in data.items()}).sort(
-        "machine", "task_key", "repeat"
-    )
+        place = (row.key, row.repeat, row.machine)
+        attempts[place] = attempts.get(place, 0) + 1
+        if place not in last or row.attempt > last[place].attempt:
+            last[place] = row
+    if not last:
+        return pl.DataFrame(schema=dict.fromkeys(("study", "task_key", "machine", "workload", "outcome"), pl.String))
+    records = [
+        {
+            "study": study,
+            "kind": kind,
+            "task_key": row.key,
+            "repeat": row.repeat,
+            "attempt": row.attempt,
+            "attempts": attempts[place],
+            "machine": row.machine,
+            "machine_label": machines.get(row.machine),
+            "outcome": row.outcome,
+            # The grid's value is the axis: what the run made of it (pinning without a GPU) does not replace it.
+            **row.figures,
+            **cells[row.key],
+            "began": row.began.isoformat() if row.began else None,
+            "wall_s": row.wall_s,
+            "problem": row.problem,
+            "torch": row.versions.get("torch"),
+            "stoker": row.versions.get("stoker"),
+        }
+        for place, row in last.items()
+    ]
+    columns = _columns(records, cells)
+    data = {name: _series(name, [record.get(name) for record in records]) for name in columns}
+    return pl.DataFrame(data).sort("machine", "task_key", "repeat")
 
 
-def _record(study: str, task: tuple[Task, Mapping[str, Any], bool], row: TrialRow) -> dict[str, Any]:
-    cell = dict(task[1])
-    # The grid's value is the axis: what the run made of it (pinning without a GPU) does not replace it.
-    figures = {name: value for name, value in row.figures.items() if name not in cell}
-    return {
-        "study": study,
-        "task_key": row.key,
-        "repeat": row.repeat,
-        "attempt": row.attempt,
-        "machine": row.machine,
-        "outcome": row.outcome,
-        **cell,
-        **figures,
-        "began": row.began.isoformat() if row.began else None,
-        "wall_s": row.wall_s,
-        "problem": row.problem,
-        "torch": row.versions.get("torch"),
-        "stoker": row.versions.get("stoker"),
-    }
+def _with_models(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The cells; where the device sleeps its name is the workload, behind the workload's own name if there are
+    several."""
+    asleep = {cell["workload"] for cell in cells.values() if _sleeps(cell)}
+    found: dict[str, Mapping[str, Any]] = {}
+    for key, cell in cells.items():
+        if _sleeps(cell):
+            name = f"{cell['workload']} {cell['device']}" if len(asleep) > 1 else cell["device"]
+            cell = {**cell, "workload": name, "device": "sleep"}
+        found[key] = cell
+    return found
+
+
+def _sleeps(cell: Mapping[str, Any]) -> bool:
+    return str(cell.get("device", "")).startswith("sleep:")
+
+
+def _columns(records: Sequence[Mapping[str, Any]], cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Who and what first, then the axes, then figures, then circumstances."""
+    axes = dict.fromkeys(name for cell in cells.values() for name in cell)
+    names = dict.fromkeys(name for record in records for name in record)
+    head = list(names)[: list(names).index("outcome") + 1]
+    figures = [name for name in names if name not in axes and name not in head and name not in _LAST]
+    return [*head, *axes, *figures, *_LAST]
 
 
 def _series(name: str, values: list[Any]) -> pl.Series:

@@ -10,7 +10,7 @@ kind = "profile"            # or "limit", "tune"
 mode = "infer"
 items = 9216                # items of one run: one pass, worker start included
 
-[axes]
+[axes]                      # every combination; [[axes]] several times: those of each
 workload = ["resnet18", "vit_b_16"]
 batch_size = [32, 128, 256]
 num_workers = [1, 2, 4, 8]
@@ -40,7 +40,7 @@ from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
-from stoker.studies.axes import COMMON, EXTENT, NAMES, SETTING, Kind, Value, checked, nearest
+from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SETTING, Kind, Value, checked, nearest
 from stoker.units import parse_seconds
 
 R = TypeVar("R", bound=Record)
@@ -61,15 +61,22 @@ class Grid(Record, frozen=True):
     repeats: int = 1
     timeout_s: float | None = None
     fixed: dict[str, Value] = field(default_factory=dict)
-    axes: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    axes: tuple[dict[str, tuple[Value, ...]], ...] = ()
     exclude: tuple[dict[str, Value], ...] = ()
     include: tuple[dict[str, Value], ...] = ()
 
     def cells(self) -> list[dict[str, Value]]:
         """The values of every task, fixed ones included, in the order in which the grid writes them."""
-        product = (dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
-        left = [cell for cell in product if not any(_matches(cell, each) for each in self.exclude)]
-        return [{**self.fixed, **cell} for cell in (*(left if self.axes else []), *self.include)]
+        products = (
+            dict(zip(axes, values, strict=True)) for axes in self.axes for values in itertools.product(*axes.values())
+        )
+        left = [cell for cell in products if not any(_matches(cell, each) for each in self.exclude)]
+        return [{**self.fixed, **cell} for cell in (*left, *self.include)]
+
+    @property
+    def axis_names(self) -> list[str]:
+        """The names of all axes, in the order in which the grid writes them."""
+        return list(dict.fromkeys(name for axes in self.axes for name in axes))
 
     def tasks(self) -> dict[str, "Asked"]:
         """Every task by its key. Cells that ask for the same thing (prefetching without workers) are one task."""
@@ -120,7 +127,7 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     if kind == "profile":
         return _converted(Task, **common, setting=_setting(cell), extent=_extent(cell))
     setting = {name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell}
-    options = {name: value for name, value in cell.items() if name not in COMMON and name not in setting}
+    options = {name: value for name, value in cell.items() if name not in (*COMMON, *LABELS, *setting)}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
     return _converted(Task, **common, setting=_converted(Setting, **setting), options=options)
@@ -223,11 +230,10 @@ class _Reader:
         if kind not in NAMES:
             self._fail("", "kind", f"no such kind: {kind!r}{nearest(str(kind), NAMES)}; choose {', '.join(NAMES)}")
         fixed = self._values("fixed", self._table(document, "fixed"), kind)
-        axes = self._axes(self._table(document, "axes"), kind)
-        for name in axes:
-            if name in fixed:
-                self._fail("axes", name, f"{name} is both fixed and an axis; keep one of them")
-        if not axes and not document.get("include"):
+        written = document.get("axes", [])
+        tables = written if isinstance(written, list) else [written]
+        axes = tuple(self._axes(each, kind, fixed, number) for number, each in enumerate(tables))
+        if not any(axes) and not document.get("include"):
             self._fail("", "axes", "the grid has no axes: give at least one, such as batch_size = [32, 128]")
         include = tuple(
             self._values("include", each, kind, number) for number, each in enumerate(self._tables(document, "include"))
@@ -275,18 +281,23 @@ class _Reader:
         names = [name for name in cell if name in message or name.replace("_", " ") in message]
         return names[0] if names else "workload"
 
-    def _axes(self, table: dict[str, Any], kind: str) -> dict[str, tuple[Value, ...]]:
-        self._names("axes", table, kind)
+    def _axes(self, table: Any, kind: str, fixed: Mapping[str, Value], number: int) -> dict[str, tuple[Value, ...]]:
+        if not isinstance(table, dict):
+            self._fail("", "axes", f"[axes] must be a table, got {table!r}")
+        self._names("axes", table, kind, number)
         axes: dict[str, tuple[Value, ...]] = {}
         for name, values in table.items():
+            if name in fixed:
+                self._fail("axes", name, f"{name} is both fixed and an axis; keep one of them", number)
             if not isinstance(values, list):
-                self._fail("axes", name, f"an axis is a list, got {values!r}; write {name} = [{values!r}], or fix it")
+                sentence = f"an axis is a list, got {values!r}; write {name} = [{values!r}], or fix it"
+                self._fail("axes", name, sentence, number)
             if not values:
-                self._fail("axes", name, f"axis {name} is empty; give it values or leave it out")
-            checked_values = [self._value("axes", name, value) for value in values]
-            if len({repr(value) for value in checked_values}) < len(checked_values):
-                self._fail("axes", name, f"axis {name} has a value twice")
-            axes[name] = tuple(checked_values)
+                self._fail("axes", name, f"axis {name} is empty; give it values or leave it out", number)
+            taken = tuple(self._value("axes", name, value, number) for value in values)
+            if len({repr(value) for value in taken}) < len(taken):
+                self._fail("axes", name, f"axis {name} has a value twice", number)
+            axes[name] = taken
         return axes
 
     def _values(self, section: str, table: Any, kind: str, number: int = 0) -> dict[str, Value]:
@@ -295,16 +306,22 @@ class _Reader:
         self._names(section, table, kind, number)
         return {name: self._value(section, name, value, number) for name, value in table.items()}
 
-    def _excluded(self, table: Any, axes: Mapping[str, Sequence[Value]], kind: str, number: int) -> dict[str, Value]:
+    def _excluded(
+        self, table: Any, axes: Sequence[Mapping[str, Sequence[Value]]], kind: str, number: int
+    ) -> dict[str, Value]:
         values = self._values("exclude", table, kind, number)
         if not values:
             self._fail("exclude", "", "an empty [[exclude]] would leave out everything", number)
+        known: dict[str, list[Value]] = {}
+        for each in axes:
+            for name, taken in each.items():
+                known.setdefault(name, []).extend(value for value in taken if value not in known.get(name, []))
         for name, value in values.items():
-            if name not in axes:
-                self._fail("exclude", name, f"{name} is not an axis of this grid{nearest(name, axes)}", number)
-            if value not in axes[name]:
-                known = ", ".join(map(str, axes[name]))
-                self._fail("exclude", name, f"axis {name} has no value {value!r}; it has {known}", number)
+            if name not in known:
+                self._fail("exclude", name, f"{name} is not an axis of this grid{nearest(name, known)}", number)
+            if value not in known[name]:
+                has = ", ".join(map(str, known[name]))
+                self._fail("exclude", name, f"axis {name} has no value {value!r}; it has {has}", number)
         return values
 
     def _value(self, section: str, name: str, value: Any, number: int = 0) -> Value:

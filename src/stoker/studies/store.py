@@ -72,6 +72,14 @@ class Claimed(NamedTuple):
     waits_for: tuple[Claim, ...] = ()
 
 
+class Counts(NamedTuple):
+    """What a machine did of a study: slots by their last outcome, those that the grid asks for, and all attempts."""
+
+    outcomes: dict[str, int]
+    slots: int
+    attempts: int
+
+
 class Store:
     """An open database. Several threads may use it: their calls take turns."""
 
@@ -159,6 +167,11 @@ class Store:
             for row in rows
         }
 
+    def cells(self, study: str) -> dict[str, tuple[dict[str, Any], bool]]:
+        """The values of each of a study's tasks by key, and whether the grid still asks for it."""
+        rows = self._rows("SELECT key, cell, asked FROM study_tasks WHERE study = ? ORDER BY rowid", (study,))
+        return {row["key"]: (json.loads(row["cell"]), bool(row["asked"])) for row in rows}
+
     def keys(self, study: str) -> dict[str, bool]:
         """The keys of a study's tasks, and whether the grid still asks for each: quicker than `tasks`."""
         return {
@@ -224,19 +237,11 @@ class Store:
             )
             return attempt
 
-    def record_all(self, rows: Iterable[TrialRow]) -> int:
-        """Store many trials in one transaction, for imports. Those that are there already are left out."""
-        count = 0
+    def record_all(self, rows: Iterable[TrialRow]) -> None:
+        """Store many trials in one transaction, for imports."""
         with self._transaction() as db:
             for row in rows:
-                there = db.execute(
-                    "SELECT 1 FROM trials WHERE key = ? AND repeat = ? AND machine = ?",
-                    (row.key, row.repeat, row.machine),
-                ).fetchone()
-                if there is None:
-                    _insert(db, row)
-                    count += 1
-        return count
+                _insert(db, row)
 
     def release(self, slot: Slot, machine: str) -> None:
         """Give a claim back without a trial."""
@@ -268,6 +273,22 @@ class Store:
         """How many trials a study has, all attempts counted."""
         query = "SELECT COUNT(*) FROM trials WHERE key IN (SELECT key FROM study_tasks WHERE study = ?)"
         return int(self._rows(query, (study,))[0][0])
+
+    def counts(self, study: str, repeats: int) -> dict[str, Counts]:
+        """What became of the tasks that a study asks for, by machine."""
+        rows = self._rows(
+            "SELECT machine, outcome, COUNT(*) AS slots, SUM(attempts) AS attempts, SUM(repeat < ?) AS asked FROM "
+            "(SELECT machine, repeat, outcome, MAX(attempt), COUNT(*) AS attempts FROM trials WHERE key IN "
+            "(SELECT key FROM study_tasks WHERE study = ? AND asked = 1) GROUP BY machine, key, repeat) "
+            "GROUP BY machine, outcome ORDER BY machine, slots DESC, outcome",
+            (repeats, study),
+        )
+        found: dict[str, Counts] = {}
+        for row in rows:
+            before = found.get(row["machine"], Counts({}, 0, 0))
+            outcomes = {**before.outcomes, row["outcome"]: row["slots"]}
+            found[row["machine"]] = Counts(outcomes, before.slots + row["asked"], before.attempts + row["attempts"])
+        return found
 
     def last_attempts(self, machine: str) -> dict[Slot, tuple[str, int]]:
         """The outcome and number of the last attempt at every slot that this machine has run."""

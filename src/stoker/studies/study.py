@@ -1,47 +1,64 @@
 """A study: a grid or a preset, its store, its runs and its tables."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from stoker.errors import InputError
 from stoker.events import OnEvent
 from stoker.records import Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
-from stoker.studies.fingerprint import facts_of, fingerprint_of, label
-from stoker.studies.grid import Grid, parse_only, read_grid, selected
+from stoker.studies.fingerprint import label
+from stoker.studies.grid import Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
 from stoker.studies.store import Slot, Store, TrialRow
+from stoker.units import format_count
 
 if TYPE_CHECKING:
     import polars as pl
 
 DEFAULT_STORE = Path("stoker.db")
+_EXAMPLES = 3
+"""Of what changed in a grid, so many cells are named."""
 
 
 class Change(Record, frozen=True):
-    """How a grid differs from the one stored under its name. `gone` tasks keep their trials."""
+    """How a grid differs from the one stored under its name. Nothing is deleted: what is `gone` keeps its trials.
+
+    `renewed` of the new tasks have the values of a task that is gone: the file of their workload has other content.
+    `new_cells` and `gone_cells` are examples. `repeats_before` is None where the number of repeats is the same.
+    """
 
     new: int
     gone: int
     same: int
     first: bool
+    renewed: int = 0
+    new_cells: tuple[dict[str, Any], ...] = ()
+    gone_cells: tuple[dict[str, Any], ...] = ()
+    repeats_before: int | None = None
 
     @property
     def sentence(self) -> str | None:
         """What changed since the last run; None where nothing did."""
-        if self.first or not (self.new or self.gone):
-            return None
-        return (
-            f"the grid changed since the last run: {self.new} tasks are new, {self.gone} are no longer asked for "
-            "(their trials stay)"
-        )
+        parts = []
+        if self.new and not self.first:
+            parts.append(f"{format_count(self.new, 'task')} new{_examples(self.new_cells, self.new)}")
+        if self.gone:
+            gone = f"{format_count(self.gone, 'task')} no longer asked for{_examples(self.gone_cells, self.gone)}"
+            parts.append(f"{gone}; trials stay")
+        if self.renewed:
+            parts.append(f"for {self.renewed:,} of them the file of the workload has changed")
+        if self.repeats_before is not None:
+            parts.append(f"the number of repeats was {self.repeats_before}")
+        return f"the grid has changed since the last run: {'; '.join(parts)}" if parts else None
 
 
 class MachineStatus(Record, frozen=True):
-    """A machine's part in a study. `attempts` counts all trials, retried ones included."""
+    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced."""
 
     machine: str
     label: str
@@ -50,35 +67,49 @@ class MachineStatus(Record, frozen=True):
     attempts: int
 
 
+class RunningTrial(Record, frozen=True):
+    """A trial that some driver runs now."""
+
+    values: dict[str, Any]
+    repeat: int
+    since: str
+    pid: int
+
+
 class Status(Record, frozen=True):
-    """How far a study is, for each machine that has trials of it."""
+    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats."""
 
     name: str
     kind: str
+    source: str
     tasks: int
     repeats: int
     slots: int
     machines: tuple[MachineStatus, ...]
-    running: int
+    running: tuple[RunningTrial, ...]
     no_longer_asked: int
 
 
 class Forecast(Record, frozen=True):
-    """What a run would do. `left_s` is None where nothing has finished that the time could be told from."""
+    """What a run would do. `left_s` is None where nothing has finished from which it could be estimated."""
 
     tasks: int
     slots: int
     done: int
     left_s: float | None
+    cells: tuple[dict[str, Any], ...]
     change: Change
 
 
 class Study:
-    """A named study in a store. `run()` continues it; the tables are polars frames."""
+    """A named study in a store. `run()` continues it; its tables are polars frames, one function of `analysis` each."""
 
     def __init__(self, grid: Grid, store: Path, *, source: str) -> None:
-        self.grid, self.store_path, self._source = grid, store, source
+        self.grid, self.store_path, self.source = grid, store, source
         self.name = grid.name
+
+    def __repr__(self) -> str:
+        return f"Study({self.name!r}, {str(self.store_path)!r})"
 
     # ------------------------------------------------------------ running
 
@@ -96,19 +127,25 @@ class Study:
         on_change: Callable[[Change], None] | None = None,
         on_event: OnEvent | None = None,
     ) -> Summary:
-        """Run what has no outcome yet on this machine, and what `retry` names. Stops when the budget is spent."""
+        """Run what has no outcome yet on this machine, and what `retry` names, until nothing is left or the budget is
+        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's."""
         _check_run(repeats, budget_s, jobs, retry)
         self._refuse_import()
+        wanted = self.selected(only)
+        self._repeat(repeats)
         with Store(self.store_path) as store:
-            change = self._save(store)
+            store.check()
+            change = self._changed(store)
+            tasks = {key: (asked.task, asked.values) for key, asked in self.grid.tasks().items()}
+            store.add_study(self.name, self.grid, self.source, tasks)
             if on_change is not None:
                 on_change(change)
             driver = Driver(
                 store,
-                self.selected(only),
+                wanted,
                 executor or LocalExecutor(),
                 seed=self.grid.seed,
-                repeats=repeats or self.grid.repeats,
+                repeats=self.grid.repeats,
                 jobs=jobs,
                 budget_s=budget_s,
                 timeout_s=self.grid.timeout_s,
@@ -120,49 +157,70 @@ class Study:
             return driver.run()
 
     def selected(self, only: Sequence[str] = ()) -> dict[str, Task]:
-        """The grid's tasks by key; with `only` ("num_workers=8"), those whose values match."""
+        """The grid's tasks by key; with `only`, those whose values match."""
         wanted = parse_only(only, self.grid)
         return {key: asked.task for key, asked in self.grid.tasks().items() if selected(asked.values, wanted)}
 
-    def forecast(self, *, only: Sequence[str] = (), repeats: int | None = None) -> Forecast:
+    def forecast(
+        self, *, executor: Executor | None = None, only: Sequence[str] = (), repeats: int | None = None
+    ) -> Forecast:
         """What `run` would do on this machine, without running or writing anything."""
-        tasks = self.grid.tasks()
+        _check_run(repeats, None, 1, ())
+        self._refuse_import()
         wanted = self.selected(only)
-        count = repeats or self.grid.repeats
+        self._repeat(repeats)
+        slots = len(wanted) * self.grid.repeats
+        cells = tuple(asked.values for key, asked in self.grid.tasks().items() if key in wanted)
         if not self.store_path.exists():
-            change = Change(new=len(tasks), gone=0, same=0, first=True)
-            return Forecast(tasks=len(wanted), slots=len(wanted) * count, done=0, left_s=None, change=change)
+            change = Change(new=len(self.grid.tasks()), gone=0, same=0, first=True)
+            return Forecast(tasks=len(wanted), slots=slots, done=0, left_s=None, cells=cells, change=change)
         with Store(self.store_path, create=False) as store:
             change = self._changed(store)
-            driver = Driver(store, wanted, LocalExecutor(), seed=self.grid.seed, repeats=count)
+            seed, count = self.grid.seed, self.grid.repeats
+            driver = Driver(store, wanted, executor or LocalExecutor(), seed=seed, repeats=count)
             done, left_s = driver.forecast()
-        return Forecast(tasks=len(wanted), slots=len(wanted) * count, done=done, left_s=left_s, change=change)
+        return Forecast(tasks=len(wanted), slots=slots, done=done, left_s=left_s, cells=cells, change=change)
 
-    def _save(self, store: Store) -> Change:
-        change = self._changed(store)
-        tasks = {key: (asked.task, asked.values) for key, asked in self.grid.tasks().items()}
-        store.add_study(self.name, self.grid, self._source, tasks)
-        return change
+    def _repeat(self, repeats: int | None) -> None:
+        if repeats is not None:
+            self.grid = msgspec.structs.replace(self.grid, repeats=repeats)
 
     def _changed(self, store: Store) -> Change:
         """How this grid differs from the stored one. A study of another kind under the same name is refused."""
         before = store.study(self.name)
-        now = set(self.grid.tasks())
+        now = {key: asked.values for key, asked in self.grid.tasks().items()}
         if before is None:
             return Change(new=len(now), gone=0, same=0, first=True)
-        kind = json.loads(before["grid"]).get("kind", "profile")
-        if kind != self.grid.kind:
-            raise InputError(
-                f"{self.store_path} has a study {self.name!r} of kind {kind}, not {self.grid.kind}; give this grid "
-                "another name"
-            )
         if before["source"] == "import":
             raise InputError(f"study {self.name!r} was imported; give this grid another name")
-        asked = {key for key, is_asked in store.keys(self.name).items() if is_asked}
-        return Change(new=len(now - asked), gone=len(asked - now), same=len(now & asked), first=False)
+        stored = decode(before["grid"].encode(), Grid)
+        if stored.kind != self.grid.kind:
+            raise InputError(
+                f"{self.store_path} has a study {self.name!r} of kind {stored.kind}, not {self.grid.kind}; give this "
+                "grid another name"
+            )
+        asked = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
+        new = {key: now[key] for key in now if key not in asked}
+        gone = {key: asked[key] for key in asked if key not in now}
+        return Change(
+            new=len(new),
+            gone=len(gone),
+            same=len(now) - len(new),
+            first=False,
+            renewed=sum(1 for cell in new.values() if cell in gone.values()) if gone else 0,
+            new_cells=self._axes_of(new),
+            gone_cells=self._axes_of(gone),
+            repeats_before=stored.repeats if stored.repeats != self.grid.repeats else None,
+        )
+
+    def _axes_of(self, cells: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+        """The first few cells, without the values that the grid fixes."""
+        fixed = self.grid.fixed
+        shown = [{name: value for name, value in cell.items() if name not in fixed} for cell in cells.values()]
+        return tuple(shown[:_EXAMPLES])
 
     def _refuse_import(self) -> None:
-        if self._source == "import":
+        if self.source == "import":
             raise InputError(f"study {self.name!r} was imported: its trials came from elsewhere and cannot be run here")
 
     # ------------------------------------------------------------ looking
@@ -170,145 +228,136 @@ class Study:
     def status(self) -> Status:
         """How far the study is, by machine."""
         with Store(self.store_path, create=False) as store:
-            keys = store.keys(self.name)
-            asked = {key for key, is_asked in keys.items() if is_asked}
-            rows = [row for row in store.trials(self.name) if row.key in asked]
+            cells = store.cells(self.name)
+            counts = store.counts(self.name, self.grid.repeats)
             machines = store.machines()
-            running = sum(1 for claim in store.claims() if claim.key in asked)
-        repeats = max([self.grid.repeats, *(row.repeat + 1 for row in rows)])
-        slots = len(asked) * (1 if self._source == "import" else self.grid.repeats)
-        parts = []
-        for machine in sorted({row.machine for row in rows}):
-            own = [row for row in rows if row.machine == machine]
-            last = {(row.key, row.repeat): row.outcome for row in own}
-            outcomes: dict[str, int] = {}
-            for outcome in last.values():
-                outcomes[outcome] = outcomes.get(outcome, 0) + 1
-            parts.append(
-                MachineStatus(
-                    machine=machine,
-                    label=label(machines.get(machine, {})),
-                    outcomes=outcomes,
-                    missing=max(0, slots - len(last)),
-                    attempts=len(own),
-                )
+            running = tuple(
+                RunningTrial(values=cells[each.key][0], repeat=each.repeat, since=each.since, pid=each.owner.pid)
+                for each in store.claims()
+                if each.key in cells and cells[each.key][1]
             )
+        tasks = sum(1 for _, is_asked in cells.values() if is_asked)
+        slots = tasks * self.grid.repeats
+        parts = tuple(
+            MachineStatus(
+                machine=machine,
+                label=label(machines.get(machine, {})),
+                outcomes=count.outcomes,
+                missing=0 if self.source == "import" else slots - count.slots,
+                attempts=count.attempts,
+            )
+            for machine, count in counts.items()
+        )
         return Status(
             name=self.name,
             kind=self.grid.kind,
-            tasks=len(asked),
-            repeats=repeats,
+            source=self.source,
+            tasks=tasks,
+            repeats=self.grid.repeats,
             slots=slots,
-            machines=tuple(parts),
+            machines=parts,
             running=running,
-            no_longer_asked=len(keys) - len(asked),
+            no_longer_asked=len(cells) - tasks,
         )
 
     def rows(self, *, documents: bool = False) -> list[TrialRow]:
-        """Every trial of the tasks that the grid asks for, all attempts, as the store keeps them."""
+        """Every trial of the tasks that the grid asks for, all attempts, as they are stored."""
         with Store(self.store_path, create=False) as store:
-            asked = {key for key, is_asked in store.keys(self.name).items() if is_asked}
+            asked = {key for key, (_, is_asked) in store.cells(self.name).items() if is_asked}
             return [row for row in store.trials(self.name, documents=documents) if row.key in asked]
 
     def trials(self) -> "pl.DataFrame":
-        """The trials frame: one row for each task and repeat, its last attempt. Columns: see `analysis.frames`."""
+        """One row for each task, repeat and machine: its last attempt. The columns are those of `analysis.frames`."""
         from stoker.studies.frame import trials_frame
 
         with Store(self.store_path, create=False) as store:
-            tasks = {key: found for key, found in store.tasks(self.name).items() if found[2]}
-            return trials_frame(self.name, tasks, store.trials(self.name), self.grid.repeats)
+            cells = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
+            rows = [row for row in store.trials(self.name) if row.key in cells]
+            return trials_frame(self.name, self.grid.kind, cells, rows, self.machines(store))
 
-    # ------------------------------------------------------------ tables
+    def machines(self, store: Store | None = None) -> dict[str, str]:
+        """Labels of the machines in the store, by fingerprint."""
+        if store is None:
+            with Store(self.store_path, create=False) as opened:
+                return self.machines(opened)
+        return {machine: label(facts) for machine, facts in store.machines().items()}
 
-    def top(self, n: int = 3, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """How many workloads have each setting among their `n` fastest."""
-        from stoker.analysis.regret import top_counts
-
-        return top_counts(self.trials(), n, by=by)
-
-    def regret(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """The average and worst regret of each setting over the workloads, the best first."""
-        from stoker.analysis.regret import regret
-
-        return regret(self.trials(), by=by)
-
-    def best(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """The fastest setting of each workload."""
-        from stoker.analysis.regret import best
-
-        return best(self.trials(), by=by)
-
-    def effects(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """What each axis of the setting does to the time, all else equal."""
-        from stoker.analysis.effects import effects
-
-        return effects(self.trials(), by=by)
-
-    def ties(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """Which settings cannot be told apart from the best, given the spread of repeats."""
-        from stoker.analysis.ties import ties
-
-        return ties(self.trials(), by=by)
-
-    def largest_batch(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
-        """The largest batch that works for all, and for most, workloads."""
-        from stoker.analysis.regret import largest_batch
-
-        return largest_batch(self.trials(), by=by)
-
-    def export(self, path: str | Path, *, samples: bool = False) -> Path:
-        """Write the trials to a .csv, .parquet or .json file, whole or not at all."""
+    def export(self, path: str | Path, *, samples: bool = False) -> int:
+        """Write the trials to a .csv, .parquet or .json file, whole or not at all. The number of trials."""
         from stoker.studies.transfer import export
 
         return export(self, Path(path), samples=samples)
 
-    def labelled(self, frame: "pl.DataFrame") -> list[dict[str, Any]]:
-        """The rows of a table. The machine's column stays only where there are several, by its label."""
-        rows = frame.to_dicts()
-        if len({row.get("machine") for row in rows}) <= 1:
-            return [{name: value for name, value in row.items() if name != "machine"} for row in rows]
-        labels = self.machines()
-        return [{**row, "machine": labels.get(row["machine"], row["machine"])} for row in rows]
+    # ------------------------------------------------------------ tables
 
-    def machines(self) -> dict[str, str]:
-        """Labels of the machines in the store, by fingerprint."""
-        with Store(self.store_path, create=False) as store:
-            return {machine: label(facts) for machine, facts in store.machines().items()}
+    def table(
+        self, name: str, *, by: Sequence[str] = (), trials: "pl.DataFrame | None" = None, **more: Any
+    ) -> "pl.DataFrame":
+        """A table by its name, such as "item-times"; `studies.tables` has all. `by` names columns that split it.
+
+        `trials` is a frame that is there already, or a selection of it. Raises InputError for trials without the
+        columns that the table needs.
+        """
+        from stoker.studies.tables import made
+
+        return made(name, self.trials() if trials is None else trials, by=by, **more)
+
+    def regret(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The average and worst regret of each setting over the workloads, the best first."""
+        return self.table("regret", by=by)
+
+    def top(self, n: int = 3, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """How many workloads have each setting among their `n` fastest."""
+        return self.table("top", by=by, n=n)
+
+    def best(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The fastest setting of each workload."""
+        return self.table("best", by=by)
+
+    def effects(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """What each axis does to the time, all else equal."""
+        return self.table("effects", by=by)
+
+    def ties(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """Which settings cannot be distinguished from the best, given the spread of repeats."""
+        return self.table("ties", by=by)
+
+    def largest_batch(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The largest batch that works for all, and for most, workloads."""
+        return self.table("largest-batch", by=by)
 
 
 def study(source: str | Path | Mapping[str, Any], *, db: str | Path = DEFAULT_STORE, scale: str = "full") -> Study:
-    """A study from a grid file, a preset's name, or the name of a study that the store has.
+    """A study from a grid file, a mapping of the same shape, a preset's name, or the name of a study in the store.
 
     Nothing is run or written yet. Raises InputError for a grid that cannot be run, with the line of the mistake.
     """
     store = Path(db)
-    if isinstance(source, str | Path):
-        path = Path(source)
-        if path.suffix == ".toml" or path.is_file():
-            return Study(read_grid(path), store, source="grid")
-        if str(source) in preset_names():
-            return Study(read_preset(str(source), scale), store, source="preset")
-        stored = _stored(str(source), store)
-        if stored is not None:
-            return stored
-        known = ", ".join(preset_names())
-        raise InputError(f"{source} is no grid file, no preset and no study in {store}; presets: {known}")
-    if not isinstance(source, Mapping):
+    if isinstance(source, Mapping):
+        return Study(grid_from(source), store, source="grid")
+    if not isinstance(source, str | Path):
         raise InputError(
             f"a study needs a grid file or a preset's name, got {type(source).__name__}; a live Workload object has no "
             "key: name it as file.py:function in a grid"
         )
-    from stoker.studies.grid import grid_from
-
-    return Study(grid_from(source), store, source="grid")
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        return Study(read_grid(path), store, source="grid")
+    if str(source) in preset_names():
+        return Study(read_preset(str(source), scale), store, source="preset")
+    found = _stored(str(source), store)
+    if found is None:
+        known = ", ".join(preset_names())
+        raise InputError(f"{source} is no grid file, no preset and no study in {store}; presets: {known}")
+    return found
 
 
 def stored_study(name: str, db: Path) -> Study:
     """The study of that name in a store. Raises InputError where there is none."""
+    with Store(db, create=False) as store:
+        names = ", ".join(each["name"] for each in store.studies())
     found = _stored(name, db)
     if found is None:
-        with Store(db, create=False) as store:
-            names = ", ".join(each["name"] for each in store.studies())
         raise InputError(f"{db} has no study {name!r}; it has {names or 'none'}")
     return found
 
@@ -321,6 +370,22 @@ def _stored(name: str, path: Path) -> Study | None:
     if found is None:
         return None
     return Study(decode(found["grid"].encode(), Grid), path, source=found["source"])
+
+
+def listing(db: Path) -> list[dict[str, Any]]:
+    """The studies of a store: name, kind, tasks, trials, where they came from."""
+    with Store(db, create=False) as store:
+        return [
+            {
+                "name": each["name"],
+                "kind": decode(each["grid"].encode(), Grid).kind,
+                "source": each["source"],
+                "tasks": sum(store.keys(each["name"]).values()),
+                "trials": store.count(each["name"]),
+                "created": each["created"],
+            }
+            for each in store.studies()
+        ]
 
 
 _RETRIES = ("failed", "oom", "crashed", "timed_out", "done")
@@ -337,26 +402,8 @@ def _check_run(repeats: int | None, budget_s: float | None, jobs: int, retry: Se
             raise InputError(f"no such outcome: {outcome!r}; choose {', '.join(_RETRIES)}")
 
 
-def listing(db: Path) -> list[dict[str, Any]]:
-    """The studies of a store: name, kind, tasks, trials, where they came from."""
-    with Store(db, create=False) as store:
-        found = []
-        for each in store.studies():
-            grid = decode(each["grid"].encode(), Grid)
-            found.append(
-                {
-                    "name": each["name"],
-                    "kind": grid.kind,
-                    "source": each["source"],
-                    "tasks": sum(store.keys(each["name"]).values()),
-                    "trials": store.count(each["name"]),
-                    "created": each["created"][:16],
-                }
-            )
-        return found
-
-
-def this_machine() -> tuple[str, dict[str, Any]]:
-    """The fingerprint of this machine and its facts."""
-    machine = LocalExecutor().machine()
-    return fingerprint_of(machine), facts_of(machine)
+def _examples(cells: Sequence[Mapping[str, Any]], count: int) -> str:
+    if not cells:
+        return ""
+    texts = [", ".join(f"{name}={value}" for name, value in cell.items()) for cell in cells]
+    return f" ({'; '.join(texts)}{'; …' if count > len(texts) else ''})"

@@ -8,147 +8,295 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.units import format_seconds
+from stoker.units import format_count, format_seconds, format_workers
 
-_LONGEST = 40
+Row = Mapping[str, Any]
 
-
-def table_of(rows: Sequence[Mapping[str, Any]], *, limit: int | None = None) -> RenderableType:
-    """Rows as a table: percentages for shares and regrets, seconds for times.
-
-    What is the same in every row stands above the table. `limit` cuts long tables and says so.
-    """
-    if not rows:
-        return Text("nothing to show yet: no trial has finished")
-    same = [
-        name for name in rows[0] if len(rows) > 1 and name in _AXES and len({str(row.get(name)) for row in rows}) == 1
-    ]
-    names = [name for name in rows[0] if name not in same]
-    shown = rows if limit is None else rows[:limit]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for name in names:
-        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(_HEADS.get(name, name.replace("_", " ")), justify="right" if numeric else "left")
-    for row in shown:
-        table.add_row(*(Text(_written(name, row.get(name))) for name in names))
-    parts: list[RenderableType] = []
-    if same:
-        parts.append(Text(" · ".join(f"{name} {_written(name, rows[0][name])}" for name in same), style="dim"))
-    parts.append(table)
-    if len(shown) < len(rows):
-        parts.append(Text(f"{len(rows) - len(shown)} more rows; --json or export gives all", style="dim"))
-    return Group(*parts)
-
-
+_WIDTH = 80
+"""Of a terminal as people get it."""
+_GAP = 2
+_MOST_PARTS = 6
+"""A finding for each part of a table, up to so many."""
 _AXES = (
-    "machine",
-    "data",
-    "mode",
-    "device",
-    "source",
-    "items",
-    "batches",
-    "epochs",
-    "precision",
-    "method",
-    "gpu_memory",
+    *("machine", "data", "mode", "device", "source", "items", "batches", "epochs", "precision", "method"),
+    *("gpu_memory", "family"),
 )
-"""Columns that describe what a table is about, and so need no column where they never change."""
+_COUNTS = ("models", "missing", "repeats", "settings", "outcome", "unpredicted", "unmeasured")
+"""Columns that need no place in a table where they never change; axes not even in a table of one row."""
+_LEAST = (
+    *("settings", "repeats", "ratio_low", "ratio_high", "pairs", "start_item_s", "stop_item_s", "other_item_s"),
+    *("run_items", "threshold", "missing"),
+)
+"""Columns that are left out first where a table is too wide for a terminal."""
 _HEADS = {
     "batch_size": "batch",
     "num_workers": "workers",
     "prefetch_factor": "prefetch",
     "regret_mean": "mean regret",
     "regret_worst": "worst regret",
-    "settings": "of",
+    "settings": "of settings",
+    "multiprocessing_context": "start method",
 }
+_SHARES = ("regret", "lead", "excess", "threshold", "others_mean", "bias")
 
 
-def _written(name: str, value: Any) -> str:
+def table_of(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
+    """Rows as a table that fits a terminal: percentages for shares and regrets, seconds for times.
+
+    What is the same in every row stands above the table. `limit` cuts long tables and says so.
+    """
+    if not rows:
+        return Text("nothing to show yet: no trial has finished")
+    same = [name for name in rows[0] if _is_constant(name, rows)]
+    names, left_out = _fitting([name for name in rows[0] if name not in same], rows)
+    shown = rows if limit is None else rows[:limit]
+    parts: list[RenderableType] = []
+    if same:
+        parts.append(Text(" · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same), style="dim"))
+    parts.append(_table(names, rows, shown))
+    if len(shown) < len(rows):
+        parts.append(Text(f"{format_count(len(rows) - len(shown), 'row')} more: --json or export", style="dim"))
+    if left_out:
+        parts.append(Text(f"left out here: {', '.join(map(_head, left_out))}; --json has all", style="dim"))
+    return Group(*parts)
+
+
+def _table(names: Sequence[str], rows: Sequence[Row], shown: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for name in names:
+        is_number = all(isinstance(row.get(name), int | float | None) for row in rows)
+        table.add_column(_head(name), justify="right" if is_number else "left", min_width=_width(name, rows))
+    for row in shown:
+        table.add_row(*(Text(_cell(name, row.get(name))) for name in names))
+    return table
+
+
+def _is_constant(name: str, rows: Sequence[Row]) -> bool:
+    """Whether a column says the same in every row, and is not what the table is about."""
+    values = {str(row.get(name)) for row in rows}
+    if len(values) > 1:
+        return False
+    return name in _AXES or (len(rows) > 1 and (name in _COUNTS or values == {"None"}))
+
+
+def _fitting(names: list[str], rows: Sequence[Row]) -> tuple[list[str], list[str]]:
+    """The columns that fit beside each other, and those that do not, the least important first."""
+    left_out: list[str] = []
+    for name in (each for each in _LEAST if each in names):
+        if sum(_width(each, rows) + _GAP for each in names) <= _WIDTH + _GAP:
+            break
+        names = [each for each in names if each != name]
+        left_out.append(name)
+    return names, left_out
+
+
+def _width(name: str, rows: Sequence[Row]) -> int:
+    """How wide a column must be to show all of its values; its head may be broken at spaces."""
+    return max(*(len(word) for word in _head(name).split()), *(len(_cell(name, row.get(name))) for row in rows))
+
+
+def _head(name: str) -> str:
+    if name in _HEADS:
+        return _HEADS[name]
+    return name.removesuffix("_s").replace("_", " ") if name.endswith("_s") else name.replace("_", " ")
+
+
+def _cell(name: str, value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        if name.startswith(("regret", "lead")) or name.endswith(("share", "_error", "error", "utilisation")):
+        if name.startswith(_SHARES) or name.endswith(("share", "error", "utilisation", "fastest")) or "error" in name:
             return f"{value:.1%}"
-        if name.endswith("_s") or name == "seconds":
-            return format_seconds(value)
-        return f"{value:,.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    text = str(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+        return format_seconds(value) if name.endswith("_s") or name == "seconds" else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def presets_view(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+def stages_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
+    """Shares of stages, a row for each cell, the loop and the workers apart."""
+    parts: list[RenderableType] = []
+    for clock, title in (("loop", "shares of the run"), ("worker", "shares of the workers' time")):
+        wide: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows:
+            if row["clock"] == clock:
+                cell = {name: value for name, value in row.items() if name not in _STAGE}
+                wide.setdefault(tuple(cell.values()), cell)[f"{row['stage']} share"] = row["share"]
+        if wide:
+            stages = [name for name in {key: None for row in wide.values() for key in row} if name.endswith(" share")]
+            seen = [name for name in stages if any((row.get(name) or 0) >= _VISIBLE for row in wide.values())]
+            table = [
+                {name: value for name, value in row.items() if not name.endswith(" share")}
+                | {name: row.get(name) for name in seen}
+                for row in wide.values()
+            ]
+            parts += [Text(title), table_of(table, limit=limit)]
+    return Group(*parts) if parts else table_of([])
+
+
+_STAGE = ("stage", "clock", "stage_s", "share")
+_VISIBLE = 0.001
+"""A stage that has less than this share everywhere has no column."""
+
+
+# ---------------------------------------------------------------- findings
+
+
+def finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int, *, by_item: bool) -> RenderableType:
+    """What a table says in a sentence for each part, and what it lacks. `best` has the best setting for all; `by_item`
+    says that settings were compared by seconds an item."""
+    split = _split(summary)
+    varying = [name for name in split if len({str(row.get(name)) for row in summary}) > 1]
+    lines = [Text(_part(row, varying) + _best_sentence(row, split), style="bold") for row in best[:_MOST_PARTS]]
+    if len(best) > _MOST_PARTS:
+        lines.append(Text(f"… and {format_count(len(best) - _MOST_PARTS, 'part')} of the table more"))
+    if by_item:
+        lines.append(Text("runs differ in their number of items: settings are compared by seconds an item"))
+    lines += [Text(note, style="yellow") for note in _notes(summary, not_run)]
+    return Group(*lines)
+
+
+def limit_finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int) -> RenderableType:
+    """The same for studies of the largest batch."""
+    varying = [name for name in _split(summary) if len({str(row.get(name)) for row in best}) > 1]
+    lines = []
+    for row in best:
+        if row["all_models"] is not None:
+            models = row["limited_by"] if row["models"] == 1 else f"all {row['models']} workloads"
+            most = f", {row['most_models']:,} for most" if row["most_models"] != row["all_models"] else ""
+            sentence = f"batch {row['all_models']:,} works for {models}{most}"
+            lines.append(Text(f"{_part(row, varying)}{sentence}", style="bold"))
+    return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
+
+
+def _split(summary: Sequence[Row]) -> list[str]:
+    """The columns that name a part of the table: those before the counts."""
+    names = list(summary[0]) if summary else ["workloads"]
+    return names[: names.index("workloads")]
+
+
+def _part(row: Row, varying: Sequence[str]) -> str:
+    """Which part of the table a sentence is about."""
+    texts = [
+        value if isinstance(value := row[name], str) else f"{_head(name)} {_cell(name, value)}" for name in varying
+    ]
+    return ", ".join(texts) + (": " if texts else "")
+
+
+def _best_sentence(row: Row, split: Sequence[str]) -> str:
+    figures = ("regret_mean", "regret_worst", "models", "missing", "worst_model")
+    setting = _setting({name: value for name, value in row.items() if name not in (*split, *figures)})
+    if row["models"] == 1:
+        return f"{setting} is fastest"
+    worst = f"worst {row['regret_worst']:.1%} ({row['worst_model']})"
+    return f"{setting} is best: mean regret {row['regret_mean']:.1%}, {worst}"
+
+
+def _setting(values: Row) -> str:
+    parts = []
+    for name, value in values.items():
+        if name == "num_workers" and isinstance(value, int):
+            parts.append(format_workers(value))
+        elif isinstance(value, bool):
+            parts.append(f"{'' if value else 'no '}{_head(name)}")
+        elif value is not None:
+            parts.append(f"{_head(name)} {_cell(name, value)}")
+    return ", ".join(parts) or "the only setting"
+
+
+def _notes(summary: Sequence[Row], not_run: int) -> list[str]:
+    notes = []
+    cells = sum(row["cells"] for row in summary)
+    failures = {name: sum(row[name] for row in summary) for name in ("oom", "crashed", "timed_out", "failed")}
+    failed = sum(failures.values())
+    if failed:
+        kinds = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in failures.items() if count)
+        verb = "has" if failed == 1 else "have"
+        notes.append(f"{failed:,} of {format_count(cells, 'cell')} {verb} no time: {kinds}")
+    missing = sum(row["missing"] for row in summary)
+    if not_run:
+        notes.append(f"{format_count(not_run, 'run')} of the grid {'is' if not_run == 1 else 'are'} missing")
+    elif missing:
+        notes.append(f"{missing:,} of {format_count(cells, 'cell')} {'has' if missing == 1 else 'have'} no trial")
+    return notes
+
+
+# ---------------------------------------------------------------- presets, list, status, run
+
+
+def presets_view(rows: Iterable[Row]) -> RenderableType:
     """What each preset is, in both sizes."""
     parts: list[RenderableType] = []
     for row in rows:
         parts.append(Text.assemble((row["name"], "bold"), f" — {row['title']}"))
         parts.append(Text(f"  reproduces {row['reproduces']}"))
-        parts.append(Text(f"  full: {row['full_tasks']:,} runs on {row['devices']}; {row['full_estimate']}"))
-        parts.append(Text(f"  small: {row['small_tasks']:,} runs; {row['small_estimate']}"))
+        for size in ("full", "small"):
+            shape = row[size]
+            parts.append(Text(f"  {size}: {format_count(shape['runs'], 'run')} on {shape['devices']}; {shape['time']}"))
+            parts.append(Text(f"    differs: {shape['differs']}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
 
 
-def list_view(rows: Sequence[Mapping[str, Any]], path: str) -> RenderableType:
+def list_view(rows: Sequence[Row], path: str) -> RenderableType:
     """The studies of a store."""
     if not rows:
         return Text(f"{path} has no studies")
-    return table_of(rows)
+    shown = [{**row, "created": str(row["created"])[:16].replace("T", " ")} for row in rows]
+    return _table(list(shown[0]), shown, shown)
 
 
-def status_view(status: Mapping[str, Any]) -> RenderableType:
+def status_view(status: Row) -> RenderableType:
     """How far a study is, by machine."""
-    running = f", {status['running']} running now" if status["running"] else ""
-    head = Text.assemble(
-        (status["name"], "bold"), f" · {status['tasks']:,} tasks × {status['repeats']} repeats{running}"
-    )
-    parts: list[RenderableType] = [head]
+    size = format_count(status["tasks"], "task")
+    if status["source"] == "import":
+        size += ", imported"
+    elif status["repeats"] > 1:
+        size += f" × {format_count(status['repeats'], 'repeat')}"
+    parts: list[RenderableType] = [Text.assemble((status["name"], "bold"), f" · {size}")]
     if status["no_longer_asked"]:
-        parts.append(
-            Text(f"{status['no_longer_asked']:,} tasks are no longer asked for; their trials stay", style="yellow")
-        )
+        gone = format_count(status["no_longer_asked"], "task")
+        verb = "is" if status["no_longer_asked"] == 1 else "are"
+        parts.append(Text(f"{gone} {verb} no longer asked for; trials stay", style="yellow"))
     if not status["machines"]:
         parts.append(Text("no trial has finished yet"))
     for machine in status["machines"]:
-        outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in machine["outcomes"].items())
         missing = f", {machine['missing']:,} missing" if machine["missing"] else ""
-        retried = machine["attempts"] - sum(machine["outcomes"].values())
-        earlier = f" ({retried:,} earlier attempts kept)" if retried else ""
-        parts.append(Text(f"{machine['label']}: {outcomes}{missing}{earlier}"))
+        replaced = machine["attempts"] - sum(machine["outcomes"].values())
+        earlier = f" ({format_count(replaced, 'earlier attempt')} beside them)" if replaced else ""
+        parts.append(Text(f"{machine['label']}: {_outcomes(machine['outcomes'])}{missing}{earlier}"))
+    for each in status["running"]:
+        what = ", ".join(f"{name}={value}" for name, value in each["values"].items())
+        parts.append(Text(f"running since {each['since'][11:19]} UTC in process {each['pid']}: {what}"))
     return Group(*parts)
 
 
-def run_view(summary: Mapping[str, Any], next_step: str) -> RenderableType:
+def run_view(summary: Row, next_step: str) -> RenderableType:
     """What a drive did."""
-    outcomes = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in summary["outcomes"].items())
-    ran = f"ran {summary['ran']:,} of {summary['slots']:,} in {format_seconds(summary['seconds'])}"
-    lines = [Text(f"{ran}: {outcomes}" if outcomes else "nothing was left to run")]
+    ran = f"ran {format_count(summary['ran'], 'trial')} in {format_seconds(summary['seconds'])}"
+    lines = [Text(f"{ran}: {_outcomes(summary['outcomes'])}" if summary["ran"] else "nothing was left to run")]
     if summary["stopped"]:
         lines.append(Text(f"stopped: {summary['stopped']}", style="yellow"))
     if summary["unfinished"]:
-        lines.append(
-            Text(f"{summary['unfinished']:,} are without an outcome; run the same command to go on", style="yellow")
-        )
+        left = f"{summary['unfinished']:,} of {format_count(summary['slots'], 'run')}"
+        lines.append(Text(f"{left} still to do: the same command goes on", style="yellow"))
     lines.append(Text(next_step))
     return Group(*lines)
 
 
-def forecast_view(forecast: Mapping[str, Any], sentence: str | None) -> RenderableType:
-    """What a run would do."""
+def forecast_view(forecast: Row, sentence: str | None) -> RenderableType:
+    """What a run would do: its size, its tasks, how long it should take."""
     left = forecast["slots"] - forecast["done"]
-    time = (
-        "unknown, as nothing has finished yet"
-        if forecast["left_s"] is None
-        else f"about {format_seconds(forecast['left_s'])}"
-    )
-    lines = [
-        Text(f"{forecast['tasks']:,} tasks, {forecast['slots']:,} runs: {forecast['done']:,} done, {left:,} to run")
-    ]
+    size = f"{format_count(forecast['tasks'], 'task')}, {format_count(forecast['slots'], 'run')}"
+    lines: list[RenderableType] = [Text(f"{size}: {forecast['done']:,} done, {left:,} to run")]
     if sentence:
         lines.append(Text(sentence, style="yellow"))
-    lines.append(Text(f"time left: {time if left else 'none'}"))
+    unknown = "unknown, as nothing has finished yet"
+    seconds = forecast["left_s"]
+    time = "none" if not left else unknown if seconds is None else f"about {format_seconds(seconds)}"
+    lines += [Text(f"time left: {time}"), table_of(forecast["cells"], limit=20)]
     return Group(*lines)
+
+
+def _outcomes(outcomes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in outcomes.items())

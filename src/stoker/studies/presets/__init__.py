@@ -7,6 +7,8 @@ from stoker.errors import InputError
 from stoker.studies.grid import Grid, parse_grid
 
 SCALES = ("full", "small")
+ABOUT = ("reproduces", "devices", "differs", "time")
+"""What every preset says of itself."""
 
 
 def preset_names() -> list[str]:
@@ -26,21 +28,18 @@ def read_preset(name: str, scale: str = "full") -> Grid:
 
 
 def describe() -> list[dict[str, Any]]:
-    """Every preset: what it reproduces, on which devices, its size, and how long it takes where that is known."""
+    """Every preset: what it reproduces, and for both sizes its runs, its devices, how it differs from the published
+    experiment, and how long it takes."""
     rows = []
     for name in preset_names():
-        full, small = read_preset(name), read_preset(name, "small")
-        rows.append(
-            {
-                "name": name,
-                "title": full.title,
-                **full.about,
-                "small_devices": small.about.get("devices", ""),
-                "small_differs": small.about.get("differs", ""),
-                "full_tasks": len(full.tasks()) * full.repeats,
-                "small_tasks": len(small.tasks()) * small.repeats,
-                "full_estimate": full.about.get("time", "time unknown"),
-                "small_estimate": small.about.get("time", "time unknown"),
-            }
-        )
+        grids = {scale: read_preset(name, scale) for scale in SCALES}
+        row: dict[str, Any] = {
+            "name": name,
+            "title": grids["full"].title,
+            "reproduces": grids["full"].about["reproduces"],
+        }
+        for scale, grid in grids.items():
+            shape = {part: grid.about[part] for part in ABOUT[1:]}
+            row[scale] = {"tasks": len(grid.tasks()), "runs": len(grid.tasks()) * grid.repeats, **shape}
+        rows.append(row)
     return rows
