@@ -47,6 +47,8 @@ R = TypeVar("R", bound=Record)
 
 _TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
 _LONGEST_NAME = 100
+_MOST_TASKS = 1_000_000
+"""More than any machine can run, and about as many as fit into memory."""
 _NEEDS_WORKERS = ("prefetch_factor", "persistent_workers", "in_order", "multiprocessing_context")
 
 
@@ -263,6 +265,9 @@ class _Reader:
 
     def _possible(self, grid: Grid) -> None:
         """Make every task once, so that what is impossible is said before anything runs."""
+        count = sum(math.prod(map(len, axes.values())) for axes in grid.axes)
+        if count > _MOST_TASKS:
+            self._fail("axes", "", f"the grid asks for {count:,} tasks, and {_MOST_TASKS:,} are the most")
         cells = grid.cells()
         if not cells:
             self._fail("exclude", "", "every task of the grid is excluded")
@@ -270,7 +275,7 @@ class _Reader:
             if "workload" not in cell:
                 self._fail("axes", "", 'no workload: name one in [fixed] or [axes], such as workload = ["resnet18"]')
             if "items" in cell and "batches" in cell:
-                self._fail("axes", "batches", "items and batches both say how long a run is; keep one of them")
+                self._fail("", "batches", "items and batches both say how long a run is; keep one of them")
             try:
                 task_of(cell, grid.kind).key()
             except InputError as error:
