@@ -91,7 +91,9 @@ class QuickExecutor:
             began=datetime.now(UTC),
             wall_s=self._wall_s,
             problem=None if outcome == "done" else f"it was {outcome}",
-            document=msgspec.json.encode(labelled(trial := self._trial(task, outcome, seconds), msgspec.to_builtins(trial))),
+            document=msgspec.json.encode(
+                labelled(trial := self._trial(task, outcome, seconds), msgspec.to_builtins(trial))
+            ),
             versions={"stoker": "0.1.0", "torch": "2.8"},
         )
 

@@ -267,19 +267,18 @@ def roles_of(frame: pl.DataFrame, by: Sequence[str] = ()) -> Roles:
 def comparable(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> tuple[pl.DataFrame, bool]:
     """The frame with `seconds` that settings can be compared by, and whether they are seconds an item now.
 
-    Where the runs of a workload have unequal numbers of items (`run_items`), as runs of a fixed number of batches have,
-    the whole run's seconds would favour small batches: there `seconds` are divided by the number of items.
+    Where some runs of a workload have more items than others (`run_items`), as runs of a fixed number of batches have,
+    the whole run's seconds would favour small batches: all `seconds` are divided by the number of items then. Trials
+    without that number have none.
     """
     trials = normalised(frame)
     if "run_items" not in trials.columns:
         return trials, False
     part = roles_of(trials, by).subject
     sizes = pl.col("run_items").filter(pl.col("outcome") == "done")
-    is_unequal = (sizes.max().over(part) > sizes.min().over(part)).fill_null(value=False)
-    trials = trials.with_columns(is_unequal.alias("_unequal"))
-    found = bool(trials["_unequal"].any())
-    seconds = pl.when(pl.col("_unequal")).then(pl.col("seconds") / pl.col("run_items")).otherwise(pl.col("seconds"))
-    return trials.with_columns(seconds.alias("seconds")).drop("_unequal"), found
+    if not trials.select((sizes.max().over(part) > sizes.min().over(part)).any()).item():
+        return trials, False
+    return trials.with_columns(pl.col("seconds") / pl.col("run_items")), True
 
 
 def cells(frame: pl.DataFrame, *, by: Sequence[str] = (), measures: Sequence[str] = ()) -> Cells:

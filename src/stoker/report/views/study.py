@@ -25,7 +25,7 @@ _COUNTS = ("models", "missing", "repeats", "settings", "outcome", "unpredicted",
 """Columns that need no place in a table where they never change; axes not even in a table of one row."""
 _LEAST = (
     *("settings", "repeats", "ratio_low", "ratio_high", "pairs", "start_item_s", "stop_item_s", "other_item_s"),
-    *("run_items", "threshold", "missing"),
+    *("run_items", "threshold", "missing", "start_s", "first_batch_s", "compute_s"),
 )
 """Columns that are left out first where a table is too wide for a terminal."""
 _HEADS = {
@@ -37,6 +37,7 @@ _HEADS = {
     "settings": "of settings",
     "multiprocessing_context": "start method",
 }
+_STAGE_SHARE = " share"
 _SHARES = ("regret", "lead", "excess", "threshold", "others_mean", "bias")
 
 
@@ -47,6 +48,7 @@ def table_of(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType
     """
     if not rows:
         return Text("nothing to show yet: no trial has finished")
+    rows = _with_length(rows)
     same = [name for name in rows[0] if _is_constant(name, rows)]
     names, left_out = _fitting([name for name in rows[0] if name not in same], rows)
     shown = rows if limit is None else rows[:limit]
@@ -61,11 +63,27 @@ def table_of(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType
     return Group(*parts)
 
 
+def _with_length(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Where some rows have a number of items and others one of batches, one column for both."""
+    if not all(
+        {"items", "batches"} <= row.keys() and (row["items"] is None) != (row["batches"] is None) for row in rows
+    ):
+        return [dict(row) for row in rows]
+    found = []
+    for row in rows:
+        length = f"{row['items']:,} items" if row["items"] is not None else f"{row['batches']:,} batches"
+        renamed = {"length" if name == "items" else name: length if name == "items" else row[name] for name in row}
+        found.append({name: value for name, value in renamed.items() if name != "batches"})
+    return found
+
+
 def _table(names: Sequence[str], rows: Sequence[Row], shown: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    unbroken = sum(max(_width(name, rows), len(_head(name))) + _GAP for name in names) <= _WIDTH + _GAP
     for name in names:
         is_number = all(isinstance(row.get(name), int | float | None) for row in rows)
-        table.add_column(_head(name), justify="right" if is_number else "left", min_width=_width(name, rows))
+        head = _head(name) if unbroken else _head(name).replace(" ", "\n")
+        table.add_column(head, justify="right" if is_number else "left", vertical="bottom", no_wrap=True)
     for row in shown:
         table.add_row(*(Text(_cell(name, row.get(name))) for name in names))
     return table
@@ -82,12 +100,19 @@ def _is_constant(name: str, rows: Sequence[Row]) -> bool:
 def _fitting(names: list[str], rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """The columns that fit beside each other, and those that do not, the least important first."""
     left_out: list[str] = []
-    for name in (each for each in _LEAST if each in names):
+    for name in _by_importance(names, rows):
         if sum(_width(each, rows) + _GAP for each in names) <= _WIDTH + _GAP:
             break
         names = [each for each in names if each != name]
         left_out.append(name)
     return names, left_out
+
+
+def _by_importance(names: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """The columns that may be left out: some by name, then stages by their largest value, the smallest first."""
+    stages = [name for name in names if name.endswith((_STAGE_SHARE, "_item_s")) and name != "steady_item_s"]
+    stages.sort(key=lambda name: max(row.get(name) or 0.0 for row in rows))
+    return [*(name for name in _LEAST if name in names), *stages]
 
 
 def _width(name: str, rows: Sequence[Row]) -> int:
@@ -96,9 +121,7 @@ def _width(name: str, rows: Sequence[Row]) -> int:
 
 
 def _head(name: str) -> str:
-    if name in _HEADS:
-        return _HEADS[name]
-    return name.removesuffix("_s").replace("_", " ") if name.endswith("_s") else name.replace("_", " ")
+    return _HEADS.get(name, name.removesuffix("_s").removesuffix(_STAGE_SHARE).replace("_", " "))
 
 
 def _cell(name: str, value: Any) -> str:
@@ -121,17 +144,17 @@ def stages_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableT
         for row in rows:
             if row["clock"] == clock:
                 cell = {name: value for name, value in row.items() if name not in _STAGE}
-                wide.setdefault(tuple(cell.values()), cell)[f"{row['stage']} share"] = row["share"]
+                wide.setdefault(tuple(cell.values()), cell)[row["stage"] + _STAGE_SHARE] = row["share"]
         if wide:
-            stages = [name for name in {key: None for row in wide.values() for key in row} if name.endswith(" share")]
-            seen = [name for name in stages if any((row.get(name) or 0) >= _VISIBLE for row in wide.values())]
-            table = [
-                {name: value for name, value in row.items() if not name.endswith(" share")}
-                | {name: row.get(name) for name in seen}
-                for row in wide.values()
-            ]
-            parts += [Text(title), table_of(table, limit=limit)]
+            cells = list(wide.values())
+            names = dict.fromkeys(name for row in cells for name in row)
+            seen = [name for name in names if not name.endswith(_STAGE_SHARE) or _is_visible(name, cells)]
+            parts += [Text(title), table_of([{name: row.get(name) for name in seen} for row in cells], limit=limit)]
     return Group(*parts) if parts else table_of([])
+
+
+def _is_visible(name: str, rows: Sequence[Row]) -> bool:
+    return any((row.get(name) or 0.0) >= _VISIBLE for row in rows)
 
 
 _STAGE = ("stage", "clock", "stage_s", "share")
@@ -177,9 +200,8 @@ def _split(summary: Sequence[Row]) -> list[str]:
 
 def _part(row: Row, varying: Sequence[str]) -> str:
     """Which part of the table a sentence is about."""
-    texts = [
-        value if isinstance(value := row[name], str) else f"{_head(name)} {_cell(name, value)}" for name in varying
-    ]
+    known = [(name, row[name]) for name in varying if row[name] is not None]
+    texts = [value if isinstance(value, str) else f"{_head(name)} {_cell(name, value)}" for name, value in known]
     return ", ".join(texts) + (": " if texts else "")
 
 
@@ -189,7 +211,7 @@ def _best_sentence(row: Row, split: Sequence[str]) -> str:
     if row["models"] == 1:
         return f"{setting} is fastest"
     worst = f"worst {row['regret_worst']:.1%} ({row['worst_model']})"
-    return f"{setting} is best: mean regret {row['regret_mean']:.1%}, {worst}"
+    return f"{setting} is best: regret {row['regret_mean']:.1%}, {worst}"
 
 
 def _setting(values: Row) -> str:
