@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from stoker.records import Trial as Trial
     from stoker.records import WorkloadSpec as WorkloadSpec
     from stoker.records import read as read
+    from stoker.studies.study import study as study
     from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
     from stoker.workload.data.prepare import prepare as prepare
@@ -60,6 +61,7 @@ _HOMES = {
     "profile": "stoker.measure.profile:profile",
     "read": "stoker.records:read",
     "stage": "stoker.marks:stage",
+    "study": "stoker.studies.study:study",
     "tune": "stoker.tuning.tune:tune",
     "verdict": "stoker.analysis.verdict:verdict",
 }

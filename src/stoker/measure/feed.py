@@ -88,6 +88,7 @@ def make_feed(
     if setting.num_workers:
         options |= {"prefetch_factor": setting.prefetch_factor, "persistent_workers": setting.persistent_workers}
         options["in_order"] = setting.in_order
+        options["multiprocessing_context"] = setting.multiprocessing_context
     notes: list[str] = []
     if isinstance(dataset, IterableDataset):
         options["batch_size"] = setting.batch_size

@@ -129,6 +129,9 @@ class ForkServer:
                 raise
         return near
 
+    def kill(self) -> None:
+        self._process.kill()
+
     def close(self) -> None:
         """End the server, and with it all its children."""
         self._control.close()
@@ -154,6 +157,12 @@ def shared(modules: Sequence[str] = (), libraries: Sequence[str] = ()) -> ForkSe
             _shared = ForkServer(modules, libraries)
             atexit.register(_shared.close)
         return _shared
+
+
+def stop() -> None:
+    """Kill the shared server, and with it all that it runs: calls under way in other threads raise MachineError."""
+    if _shared is not None and _shared.alive:
+        _shared.kill()
 
 
 def _after_fork() -> None:

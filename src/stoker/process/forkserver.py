@@ -12,13 +12,16 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
+import multiprocessing
 import os
 import pickle
 import select
+import shutil
 import signal
 import socket
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,7 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._connections: dict[int, socket.socket] = {}
+        self._folders: dict[int, str | None] = {}
         """The connection of each child, by its pid."""
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
@@ -74,6 +78,7 @@ class ForkServer:
                 elif not self._fork():
                     for pid in self._connections:
                         kill_group(pid)
+                        remove_socket_folder(self._folders[pid])
                     return
             self._reap()
 
@@ -83,13 +88,16 @@ class ForkServer:
         if not message:
             return False
         connection, *others = files
+        folder = socket_folder()
         pid = os.fork()
         if pid == 0:
             self._leave()
+            use_socket_folder(folder)
             run_child(socket.socket(fileno=connection), *others)
         for fd in others:
             os.close(fd)
         self._connections[pid] = socket.socket(fileno=connection)
+        self._folders[pid] = folder
         self._poll.register(connection, 0)  # only the caller's hanging up is of interest: the child reads the rest
         self._answer(pid, RUNNING)
         return True
@@ -114,6 +122,7 @@ class ForkServer:
         for pid in list(self._connections):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
+                remove_socket_folder(self._folders.pop(pid))
                 self._answer(pid, status)
                 connection = self._connections.pop(pid)
                 with contextlib.suppress(KeyError):  # the caller left before
@@ -123,6 +132,30 @@ class ForkServer:
     def _answer(self, pid: int, status: int) -> None:
         with contextlib.suppress(OSError):  # the caller has left
             self._connections[pid].sendall(STATUS.pack(pid, status))
+
+
+def socket_folder() -> str | None:
+    """A new folder for the sockets over which a child's loader workers pass tensors; None if none can be made.
+
+    multiprocessing makes such a folder for each worker, and a worker that is killed leaves it behind. This one is
+    removed by the server, which outlives its children however they end.
+    """
+    try:
+        return tempfile.mkdtemp(prefix="stoker-sockets-")
+    except OSError:
+        return None  # the child says what is wrong, if it needs one
+
+
+def use_socket_folder(folder: str | None) -> None:
+    """Have multiprocessing use the folder, in this process and in those it starts."""
+    if folder is not None:
+        vars(multiprocessing.current_process())["_config"]["tempdir"] = folder  # as `multiprocessing.util` does
+
+
+def remove_socket_folder(folder: str | None) -> None:
+    """Remove the folder and what is left in it."""
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kill_group(pid: int) -> None:

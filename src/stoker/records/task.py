@@ -14,12 +14,13 @@ from stoker.records.base import Record
 Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
+StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
 class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
-    order, batches come as they are ready: a slow one holds back no other. In training there is one update for
-    `accumulate` batches."""
+    order, batches come as they are ready: a slow one holds back no other. `multiprocessing_context` is how workers are
+    started, None as Python does. In training there is one update for `accumulate` batches."""
 
     batch_size: int = 32
     num_workers: int = 0
@@ -27,6 +28,7 @@ class Setting(Record, frozen=True):
     pin_memory: bool | None = None
     persistent_workers: bool = False
     in_order: bool = True
+    multiprocessing_context: StartMethod | None = None
     accumulate: int = 1
     precision: Precision = "fp32"
     channels_last: bool = False

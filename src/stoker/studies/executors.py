@@ -1,0 +1,155 @@
+"""How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
+
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import Any, Protocol
+
+import msgspec
+
+from stoker.errors import InputError, StokerError
+from stoker.events import OnEvent
+from stoker.machine import inspect
+from stoker.process import child
+from stoker.records import Limit, Machine, Outcome, Plan, Record, Task, Trial
+from stoker.records.documents import labelled
+from stoker.studies.figures import figures_of
+
+
+class Finished(Record, frozen=True):
+    """What became of a task. `document` is the labelled record with its raw samples, as JSON."""
+
+    outcome: Outcome
+    figures: dict[str, Any]
+    began: datetime
+    wall_s: float
+    problem: str | None = None
+    document: bytes | None = None
+    versions: dict[str, str | None] = msgspec.field(default_factory=dict)
+
+
+class Executor(Protocol):
+    """Runs tasks, each in processes that are gone when `run` returns."""
+
+    def machine(self) -> Machine:
+        """The machine that the next task will run on."""
+        ...
+
+    def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
+        """Run a task to its end. Whatever becomes of it is an outcome; only an interrupt is raised."""
+        ...
+
+    def stop(self) -> None:
+        """End what runs in other threads: their `run` returns soon, and what it returns is of no interest."""
+        ...
+
+
+class LocalExecutor:
+    """Runs every task in child processes on this machine."""
+
+    def __init__(self) -> None:
+        self._machine = inspect()
+
+    def machine(self) -> Machine:
+        return self._machine
+
+    def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
+        return execute(task, timeout_s=timeout_s, on_event=on_event)
+
+    def stop(self) -> None:
+        child.stop()
+
+
+def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | None = None) -> Finished:
+    """Run one task on this machine. Every error is the outcome `failed` with a sentence: the study goes on."""
+    began, clock = datetime.now(UTC), perf_counter()
+    try:
+        record = _RUN[task.kind](task, timeout_s, on_event)
+    except Exception as error:
+        sentence = str(error) if isinstance(error, StokerError) else f"{type(error).__name__}: {error}"
+        return Finished(
+            outcome="failed",
+            figures={},
+            began=began,
+            wall_s=perf_counter() - clock,
+            problem=sentence,
+            versions=_versions(None),
+        )
+    outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
+    problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
+    if isinstance(record, Plan) and record.measured is None:
+        outcome, problem = "failed", "no run of the plan finished within the budget"
+    return Finished(
+        outcome=outcome,
+        figures=figures_of(record),
+        began=began,
+        wall_s=perf_counter() - clock,
+        problem=problem,
+        document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
+        versions=_versions(record.machine if isinstance(record, Trial) else None),
+    )
+
+
+def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Trial:
+    from stoker.measure.profile import profile
+
+    return profile(
+        _spec(task),
+        task.setting,
+        task.extent,
+        mode=task.mode,
+        device=task.device,
+        timeout_s=timeout_s,
+        on_event=on_event,
+    )
+
+
+def _limit(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Limit:
+    from stoker.memory.limit import limit
+
+    options: dict[str, Any] = dict(task.options)
+    return limit(
+        _spec(task),
+        mode=task.mode,
+        device=task.device,
+        precision=task.setting.precision,
+        cudnn_benchmark=task.setting.cudnn_benchmark,
+        on_event=on_event,
+        **options,
+    )
+
+
+def _tune(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Plan:
+    from stoker.tuning.tune import tune
+    from stoker.units import parse_bytes, parse_seconds
+
+    options: dict[str, Any] = dict(task.options)
+    if "budget" in options:
+        budget = options.pop("budget")
+        options["budget_s"] = parse_seconds(budget) if isinstance(budget, str) else float(budget)
+    if "host_memory" in options:
+        memory = options.pop("host_memory")
+        options["host_memory_bytes"] = parse_bytes(memory) if isinstance(memory, str) else int(memory)
+    spec = _spec(task)
+    return tune(
+        spec,
+        items=spec.items,
+        mode=task.mode,
+        device=task.device,
+        precision=task.setting.precision,
+        on_event=on_event,
+        **options,
+    )
+
+
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune}
+
+
+def _spec(task: Task) -> Any:
+    if task.workload is None:
+        raise InputError("a live Workload object cannot be part of a study; name it as file.py:function")
+    return task.workload
+
+
+def _versions(machine: Machine | None) -> dict[str, str | None]:
+    software = machine.software if machine is not None else inspect().software
+    return {"stoker": software.stoker, "torch": software.torch, "python": software.python}

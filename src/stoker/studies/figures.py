@@ -1,0 +1,80 @@
+"""Summary figures of a finished run, for tables: what the store keeps beside the raw samples."""
+
+from statistics import median
+from typing import Any
+
+from stoker.analysis.spans import steady
+from stoker.records import Limit, Plan, Record, Trial
+
+
+def figures_of(record: Record) -> dict[str, Any]:
+    """The summary columns of a trial, a limit or a plan."""
+    if isinstance(record, Trial):
+        return _of_trial(record)
+    if isinstance(record, Limit):
+        return _of_limit(record)
+    if isinstance(record, Plan):
+        return _of_plan(record)
+    return {}
+
+
+def _of_trial(trial: Trial) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "workload": trial.workload.name,
+        "model": trial.workload.model,
+        "data": trial.workload.data,
+        "mode": trial.workload.mode,
+        "device": trial.workload.device,
+        "parameters": trial.workload.parameters,
+        "pin_memory": trial.setting.pin_memory,
+        "interference": trial.interference,
+        "reference_s": median(trial.reference_s) if trial.reference_s else None,
+    }
+    if trial.outcome != "done":
+        return figures
+    span = steady(trial)
+    figures |= {
+        "seconds": trial.total_s,
+        "run_items": trial.items,
+        "items_per_s": trial.items_per_s,
+        "first_batch_s": trial.first_batch_s,
+        "steady_item_s": span.seconds / span.items if span and span.items else None,
+    }
+    figures |= {f"{name}_s": stage.total_s for name, stage in trial.stages.items() if "." not in name}
+    figures |= trial.peaks
+    for name, gauge in trial.gauges.items():
+        figures[f"{name}_mean"] = gauge.average
+        figures[f"{name}_max"] = gauge.maximum
+    return figures
+
+
+def _of_limit(limit: Limit) -> dict[str, Any]:
+    return {
+        "workload": limit.workload,
+        "mode": limit.mode,
+        "max_batch": limit.max_batch,
+        "max_batch_low": limit.interval[0],
+        "max_batch_high": limit.interval[1],
+        "predicted_batch": limit.predicted_batch,
+        "bytes_per_item": limit.bytes_per_item,
+        "fixed_bytes": limit.fixed_bytes,
+        "ran": limit.ran,
+        "tuning_s": limit.seconds,
+    }
+
+
+def _of_plan(plan: Plan) -> dict[str, Any]:
+    measured = plan.measured
+    return {
+        "workload": plan.workload,
+        "mode": plan.mode,
+        "batch_size": plan.batch_size,
+        "num_workers": plan.num_workers,
+        "prefetch_factor": plan.prefetch_factor,
+        "seconds": measured.total_s if measured else None,
+        "predicted_s": plan.predicted_s,
+        "items_per_s": measured.steady_items_per_s if measured else None,
+        "first_batch_s": measured.first_batch_s if measured else None,
+        "gain": plan.gain,
+        "tuning_s": plan.seconds,
+    }

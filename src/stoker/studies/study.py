@@ -1,0 +1,409 @@
+"""A study: a grid or a preset, its store, its runs and its tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.errors import InputError
+from stoker.events import OnEvent
+from stoker.records import Record, Task, decode
+from stoker.studies.driver import Driver, Progress, Summary
+from stoker.studies.executors import Executor, LocalExecutor
+from stoker.studies.fingerprint import label
+from stoker.studies.grid import Grid, grid_from, parse_only, read_grid, selected
+from stoker.studies.presets import preset_names, read_preset
+from stoker.studies.store import Slot, Store, TrialRow
+from stoker.units import format_count
+
+if TYPE_CHECKING:
+    import polars as pl
+
+DEFAULT_STORE = Path("stoker.db")
+_EXAMPLES = 3
+"""Of what changed in a grid, so many cells are named."""
+
+
+class Change(Record, frozen=True):
+    """How a grid differs from the one stored under its name. Nothing is deleted: what is `gone` keeps its trials.
+
+    `renewed` of the new tasks have the values of a task that is gone: the file of their workload has other content.
+    `new_cells` and `gone_cells` are examples. `repeats_before` is None where the number of repeats is the same.
+    """
+
+    new: int
+    gone: int
+    same: int
+    first: bool
+    renewed: int = 0
+    new_cells: tuple[dict[str, Any], ...] = ()
+    gone_cells: tuple[dict[str, Any], ...] = ()
+    repeats_before: int | None = None
+
+    @property
+    def sentence(self) -> str | None:
+        """What changed since the last run; None where nothing did."""
+        parts = []
+        if self.new and not self.first:
+            parts.append(f"{format_count(self.new, 'task')} new{_examples(self.new_cells, self.new)}")
+        if self.gone:
+            gone = f"{format_count(self.gone, 'task')} no longer asked for{_examples(self.gone_cells, self.gone)}"
+            parts.append(f"{gone}; trials stay")
+        if self.renewed:
+            parts.append(f"for {self.renewed:,} of them the file of the workload has changed")
+        if self.repeats_before is not None:
+            parts.append(f"the number of repeats was {self.repeats_before}")
+        return f"the grid has changed since the last run: {'; '.join(parts)}" if parts else None
+
+
+class MachineStatus(Record, frozen=True):
+    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced."""
+
+    machine: str
+    label: str
+    outcomes: dict[str, int]
+    missing: int
+    attempts: int
+
+
+class RunningTrial(Record, frozen=True):
+    """A trial that some driver runs now."""
+
+    values: dict[str, Any]
+    repeat: int
+    since: str
+    pid: int
+
+
+class Status(Record, frozen=True):
+    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats."""
+
+    name: str
+    kind: str
+    source: str
+    tasks: int
+    repeats: int
+    slots: int
+    machines: tuple[MachineStatus, ...]
+    running: tuple[RunningTrial, ...]
+    no_longer_asked: int
+
+
+class Forecast(Record, frozen=True):
+    """What a run would do. `left_s` is None where nothing has finished from which it could be estimated."""
+
+    tasks: int
+    slots: int
+    done: int
+    left_s: float | None
+    cells: tuple[dict[str, Any], ...]
+    change: Change
+
+
+class Study:
+    """A named study in a store. `run()` continues it; its tables are polars frames, one function of `analysis` each."""
+
+    def __init__(self, grid: Grid, store: Path, *, source: str) -> None:
+        self.grid, self.store_path, self.source = grid, store, source
+        self.name = grid.name
+
+    def __repr__(self) -> str:
+        return f"Study({self.name!r}, {str(self.store_path)!r})"
+
+    # ------------------------------------------------------------ running
+
+    def run(
+        self,
+        *,
+        executor: Executor | None = None,
+        only: Sequence[str] = (),
+        repeats: int | None = None,
+        budget_s: float | None = None,
+        jobs: int = 1,
+        retry: Sequence[str] = (),
+        on_trial: Callable[[Slot, TrialRow], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        on_change: Callable[[Change], None] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> Summary:
+        """Run what has no outcome yet on this machine, and what `retry` names, until nothing is left or the budget is
+        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's."""
+        _check_run(repeats, budget_s, jobs, retry)
+        self._refuse_import()
+        wanted = self.selected(only)
+        self._repeat(repeats)
+        with Store(self.store_path) as store:
+            store.check()
+            change = self._changed(store)
+            tasks = {key: (asked.task, asked.values) for key, asked in self.grid.tasks().items()}
+            store.add_study(self.name, self.grid, self.source, tasks)
+            if on_change is not None:
+                on_change(change)
+            driver = Driver(
+                store,
+                wanted,
+                executor or LocalExecutor(),
+                seed=self.grid.seed,
+                repeats=self.grid.repeats,
+                jobs=jobs,
+                budget_s=budget_s,
+                timeout_s=self.grid.timeout_s,
+                retry=retry,
+                on_trial=on_trial,
+                on_progress=on_progress,
+                on_event=on_event,
+            )
+            return driver.run()
+
+    def selected(self, only: Sequence[str] = ()) -> dict[str, Task]:
+        """The grid's tasks by key; with `only`, those whose values match."""
+        wanted = parse_only(only, self.grid)
+        return {key: asked.task for key, asked in self.grid.tasks().items() if selected(asked.values, wanted)}
+
+    def forecast(
+        self, *, executor: Executor | None = None, only: Sequence[str] = (), repeats: int | None = None
+    ) -> Forecast:
+        """What `run` would do on this machine, without running or writing anything."""
+        _check_run(repeats, None, 1, ())
+        self._refuse_import()
+        wanted = self.selected(only)
+        self._repeat(repeats)
+        slots = len(wanted) * self.grid.repeats
+        cells = tuple(asked.values for key, asked in self.grid.tasks().items() if key in wanted)
+        if not self.store_path.exists():
+            change = Change(new=len(self.grid.tasks()), gone=0, same=0, first=True)
+            return Forecast(tasks=len(wanted), slots=slots, done=0, left_s=None, cells=cells, change=change)
+        with Store(self.store_path, create=False) as store:
+            change = self._changed(store)
+            seed, count = self.grid.seed, self.grid.repeats
+            driver = Driver(store, wanted, executor or LocalExecutor(), seed=seed, repeats=count)
+            done, left_s = driver.forecast()
+        return Forecast(tasks=len(wanted), slots=slots, done=done, left_s=left_s, cells=cells, change=change)
+
+    def _repeat(self, repeats: int | None) -> None:
+        if repeats is not None:
+            self.grid = msgspec.structs.replace(self.grid, repeats=repeats)
+
+    def _changed(self, store: Store) -> Change:
+        """How this grid differs from the stored one. A study of another kind under the same name is refused."""
+        before = store.study(self.name)
+        now = {key: asked.values for key, asked in self.grid.tasks().items()}
+        if before is None:
+            return Change(new=len(now), gone=0, same=0, first=True)
+        if before["source"] == "import":
+            raise InputError(f"study {self.name!r} was imported; give this grid another name")
+        stored = decode(before["grid"].encode(), Grid)
+        if stored.kind != self.grid.kind:
+            raise InputError(
+                f"{self.store_path} has a study {self.name!r} of kind {stored.kind}, not {self.grid.kind}; give this "
+                "grid another name"
+            )
+        asked = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
+        new = {key: now[key] for key in now if key not in asked}
+        gone = {key: asked[key] for key in asked if key not in now}
+        return Change(
+            new=len(new),
+            gone=len(gone),
+            same=len(now) - len(new),
+            first=False,
+            renewed=sum(1 for cell in new.values() if cell in gone.values()) if gone else 0,
+            new_cells=self._axes_of(new),
+            gone_cells=self._axes_of(gone),
+            repeats_before=stored.repeats if stored.repeats != self.grid.repeats else None,
+        )
+
+    def _axes_of(self, cells: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+        """The first few cells, without the values that the grid fixes."""
+        fixed = self.grid.fixed
+        shown = [{name: value for name, value in cell.items() if name not in fixed} for cell in cells.values()]
+        return tuple(shown[:_EXAMPLES])
+
+    def _refuse_import(self) -> None:
+        if self.source == "import":
+            raise InputError(f"study {self.name!r} was imported: its trials came from elsewhere and cannot be run here")
+
+    # ------------------------------------------------------------ looking
+
+    def status(self) -> Status:
+        """How far the study is, by machine."""
+        with Store(self.store_path, create=False) as store:
+            cells = store.cells(self.name)
+            counts = store.counts(self.name, self.grid.repeats)
+            machines = store.machines()
+            running = tuple(
+                RunningTrial(values=cells[each.key][0], repeat=each.repeat, since=each.since, pid=each.owner.pid)
+                for each in store.claims()
+                if each.key in cells and cells[each.key][1]
+            )
+        tasks = sum(1 for _, is_asked in cells.values() if is_asked)
+        slots = tasks * self.grid.repeats
+        parts = tuple(
+            MachineStatus(
+                machine=machine,
+                label=label(machines.get(machine, {})),
+                outcomes=count.outcomes,
+                missing=0 if self.source == "import" else slots - count.slots,
+                attempts=count.attempts,
+            )
+            for machine, count in counts.items()
+        )
+        return Status(
+            name=self.name,
+            kind=self.grid.kind,
+            source=self.source,
+            tasks=tasks,
+            repeats=self.grid.repeats,
+            slots=slots,
+            machines=parts,
+            running=running,
+            no_longer_asked=len(cells) - tasks,
+        )
+
+    def rows(self, *, documents: bool = False) -> list[TrialRow]:
+        """Every trial of the tasks that the grid asks for, all attempts, as they are stored."""
+        with Store(self.store_path, create=False) as store:
+            asked = {key for key, (_, is_asked) in store.cells(self.name).items() if is_asked}
+            return [row for row in store.trials(self.name, documents=documents) if row.key in asked]
+
+    def trials(self) -> "pl.DataFrame":
+        """One row for each task, repeat and machine: its last attempt. The columns are those of `analysis.frames`."""
+        from stoker.studies.frame import trials_frame
+
+        with Store(self.store_path, create=False) as store:
+            cells = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
+            rows = [row for row in store.trials(self.name) if row.key in cells]
+            return trials_frame(self.name, self.grid.kind, cells, rows, self.machines(store))
+
+    def machines(self, store: Store | None = None) -> dict[str, str]:
+        """Labels of the machines in the store, by fingerprint."""
+        if store is None:
+            with Store(self.store_path, create=False) as opened:
+                return self.machines(opened)
+        return {machine: label(facts) for machine, facts in store.machines().items()}
+
+    def export(self, path: str | Path, *, samples: bool = False) -> int:
+        """Write the trials to a .csv, .parquet or .json file, whole or not at all. The number of trials."""
+        from stoker.studies.transfer import export
+
+        return export(self, Path(path), samples=samples)
+
+    # ------------------------------------------------------------ tables
+
+    def table(
+        self, name: str, *, by: Sequence[str] = (), trials: "pl.DataFrame | None" = None, **more: Any
+    ) -> "pl.DataFrame":
+        """A table by its name, such as "item-times"; `studies.tables` has all. `by` names columns that split it.
+
+        `trials` is a frame that is there already, or a selection of it. Raises InputError for trials without the
+        columns that the table needs.
+        """
+        from stoker.studies.tables import made
+
+        return made(name, self.trials() if trials is None else trials, by=by, **more)
+
+    def regret(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The average and worst regret of each setting over the workloads, the best first."""
+        return self.table("regret", by=by)
+
+    def top(self, n: int = 3, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """How many workloads have each setting among their `n` fastest."""
+        return self.table("top", by=by, n=n)
+
+    def best(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The fastest setting of each workload."""
+        return self.table("best", by=by)
+
+    def effects(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """What each axis does to the time, all else equal."""
+        return self.table("effects", by=by)
+
+    def ties(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """Which settings cannot be distinguished from the best, given the spread of repeats."""
+        return self.table("ties", by=by)
+
+    def largest_batch(self, *, by: Sequence[str] = ()) -> "pl.DataFrame":
+        """The largest batch that works for all, and for most, workloads."""
+        return self.table("largest-batch", by=by)
+
+
+def study(source: str | Path | Mapping[str, Any], *, db: str | Path = DEFAULT_STORE, scale: str = "full") -> Study:
+    """A study from a grid file, a mapping of the same shape, a preset's name, or the name of a study in the store.
+
+    Nothing is run or written yet. Raises InputError for a grid that cannot be run, with the line of the mistake.
+    """
+    store = Path(db)
+    if isinstance(source, Mapping):
+        return Study(grid_from(source), store, source="grid")
+    if not isinstance(source, str | Path):
+        raise InputError(
+            f"a study needs a grid file or a preset's name, got {type(source).__name__}; a live Workload object has no "
+            "key: name it as file.py:function in a grid"
+        )
+    path = Path(source)
+    if path.suffix == ".toml" or path.is_file():
+        return Study(read_grid(path), store, source="grid")
+    if str(source) in preset_names():
+        return Study(read_preset(str(source), scale), store, source="preset")
+    found = _stored(str(source), store)
+    if found is None:
+        known = ", ".join(preset_names())
+        raise InputError(f"{source} is no grid file, no preset and no study in {store}; presets: {known}")
+    return found
+
+
+def stored_study(name: str, db: Path) -> Study:
+    """The study of that name in a store. Raises InputError where there is none."""
+    with Store(db, create=False) as store:
+        names = ", ".join(each["name"] for each in store.studies())
+    found = _stored(name, db)
+    if found is None:
+        raise InputError(f"{db} has no study {name!r}; it has {names or 'none'}")
+    return found
+
+
+def _stored(name: str, path: Path) -> Study | None:
+    if not path.exists():
+        return None
+    with Store(path, create=False) as store:
+        found = store.study(name)
+    if found is None:
+        return None
+    return Study(decode(found["grid"].encode(), Grid), path, source=found["source"])
+
+
+def listing(db: Path) -> list[dict[str, Any]]:
+    """The studies of a store: name, kind, tasks, trials, where they came from."""
+    with Store(db, create=False) as store:
+        return [
+            {
+                "name": each["name"],
+                "kind": decode(each["grid"].encode(), Grid).kind,
+                "source": each["source"],
+                "tasks": sum(store.keys(each["name"]).values()),
+                "trials": store.count(each["name"]),
+                "created": each["created"],
+            }
+            for each in store.studies()
+        ]
+
+
+_RETRIES = ("failed", "oom", "crashed", "timed_out", "done")
+
+
+def _check_run(repeats: int | None, budget_s: float | None, jobs: int, retry: Sequence[str]) -> None:
+    for name, value in (("repeats", repeats), ("jobs", jobs)):
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+    if budget_s is not None and budget_s <= 0:
+        raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
+    for outcome in retry:
+        if outcome not in _RETRIES:
+            raise InputError(f"no such outcome: {outcome!r}; choose {', '.join(_RETRIES)}")
+
+
+def _examples(cells: Sequence[Mapping[str, Any]], count: int) -> str:
+    if not cells:
+        return ""
+    texts = [", ".join(f"{name}={value}" for name, value in cell.items()) for cell in cells]
+    return f" ({'; '.join(texts)}{'; …' if count > len(texts) else ''})"

@@ -1,0 +1,1 @@
+"""A database of every schema that there has been: each must open, now and later."""
