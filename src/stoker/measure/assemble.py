@@ -25,10 +25,11 @@ def assemble(trial: Trial, log: LoopLog, machine: Machine | None = None, peaks: 
         stages["other"] = _less(stages["other"], sum(seconds))
     starts = [epoch.began for epoch in log.epochs] + [ended_s]
     batches = [batch for epoch in log.epochs for batch in epoch.batches]
+    workers = _worker_log(log)
     return msgspec.structs.replace(
         trial,
         machine=machine,
-        notes=(*trial.notes, *_crowded(trial.setting, machine)),
+        notes=(*trial.notes, *_crowded(trial.setting, machine, workers)),
         items=sum(log.items),
         total_s=ended_s - began_s,
         start_s=log.epochs[0].ready - log.epochs[0].began,
@@ -41,7 +42,7 @@ def assemble(trial: Trial, log: LoopLog, machine: Machine | None = None, peaks: 
             batches=tuple(len(epoch.batches) for epoch in log.epochs),
             epoch_s=tuple(after - before for before, after in pairwise(starts)),
         ),
-        workers=_worker_log(log),
+        workers=workers,
         scores=tuple(value for _, value in log.scores if value is not None),
         peaks=peaks or {},
     )
@@ -119,6 +120,7 @@ def _worker_stages(stamps: Sequence[WorkerStamp]) -> dict[str, Stage]:
 
 def _worker_log(log: LoopLog) -> WorkerLog:
     stamps = log.stamps
+    delays = [getattr(stamp, "delay_s", None) for stamp in stamps]
     return WorkerLog(
         worker=tuple(stamp.worker for stamp in stamps),
         began_s=tuple(stamp.began - log.began_s for stamp in stamps),
@@ -126,13 +128,28 @@ def _worker_log(log: LoopLog) -> WorkerLog:
         cpu_s=tuple(stamp.cpu_s for stamp in stamps),
         item_s=tuple(round(seconds, 7) for stamp in stamps for seconds in stamp.item_s),
         batch_bytes=tuple(log.bytes),
+        delay_s=() if None in delays else tuple(delays),
+        output_bytes=_output_bytes(stamps),
     )
 
 
-def _crowded(setting: Setting, machine: Machine | None) -> list[str]:
-    if machine is None or setting.num_workers <= max(1.0, machine.cpu.usable):
+def _output_bytes(stamps: Sequence[WorkerStamp]) -> dict[str, float]:
+    """The mean bytes of what each stage returned for an item, as far as stamps say."""
+    sums: dict[str, tuple[int, int]] = {}
+    for stamp in stamps:
+        for name, (count, whole) in getattr(stamp, "outputs", {}).items():
+            before = sums.get(name, (0, 0))
+            sums[name] = (before[0] + count, before[1] + whole)
+    return {name: whole / count for name, (count, whole) in sums.items() if whole}
+
+
+def _crowded(setting: Setting, machine: Machine | None, log: WorkerLog) -> list[str]:
+    """A note on more workers than CPUs, unless they read or sleep much of their time: then they need no CPU."""
+    if machine is None or not setting.num_workers > max(1.0, machine.cpu.usable):
         return []
-    cpus = machine.cpu.usable
+    cpus, wanted = machine.cpu.usable, setting.num_workers * (1 - log.waiting_share)
+    if log.delay_s and wanted <= cpus:
+        return []
     return [
         f"{format_workers(setting.num_workers)} on {cpus:g} usable CPUs: "
         "they take turns, and more of them will not load faster"

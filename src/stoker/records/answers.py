@@ -111,29 +111,63 @@ class Candidate(Record, frozen=True):
         return self.setting.in_flight_batches * self.setting.batch_size
 
 
-class Remedy(Record, frozen=True):
-    """One change, and the predicted seconds before and after it.
+RemedyKind = Literal["setting", "code", "what_if"]
 
-    `changes` has the fields of the setting that it changes, with their new values. It is empty for a change of anything
-    else.
+
+class Remedy(Record, frozen=True):
+    """One change, the seconds that a run took (or is predicted to take) before it, and those predicted after it.
+
+    A `setting` is a change of the fields in `changes`, with their new values. `code` is a change that the user makes
+    elsewhere. A `what_if` says what something faster would bring; how to make it faster is left open.
     """
 
     change: str
     before_s: float
     after_s: float
     changes: dict[str, int | float | bool | str] = field(default_factory=dict)
+    kind: RemedyKind = "code"
 
     @property
     def sentence(self) -> str:
         return f"{self.change}: {format_seconds(self.before_s)} → {format_seconds(self.after_s)}"
 
 
+class VerifiedRemedy(Record, frozen=True):
+    """A remedy that was run. `before_s` and `after_s` have one run each for every pair, which ran one after the other.
+
+    `problem` says why it has no runs.
+    """
+
+    remedy: Remedy
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+    problem: str | None = None
+
+    @property
+    def predicted_gain(self) -> float:
+        """How many times as fast the run was predicted to be."""
+        return self.remedy.before_s / max(self.remedy.after_s, 1e-12)
+
+    @property
+    def measured_gain(self) -> float | None:
+        """The median of the pairs' ratios; None without a pair."""
+        ratios = [before / max(after, 1e-12) for before, after in zip(self.before_s, self.after_s, strict=True)]
+        return median(ratios) if ratios else None
+
+
 class Verdict(Record, frozen=True):
-    """The stage that costs a run most of its time, and its share."""
+    """The stage that costs a run most of its time, and its share.
+
+    An `uncertain` verdict may be about the host and not the pipeline: the run's threads had to wait for CPUs, and
+    `doubt` says why. `findings` are sentences about what was seen beside the bottleneck, and hints without figures.
+    """
 
     bottleneck: str
     share: float
     sentence: str
+    uncertain: bool = False
+    doubt: str = ""
+    findings: tuple[str, ...] = ()
 
 
 Planner = Literal["simulate", "algebra", "grid"]

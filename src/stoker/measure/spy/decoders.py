@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from stoker import marks
+from stoker.measure.spy.transforms import bytes_of
 
 # Module, name, stage. torchvision.io imports its functions by name, so they are patched there too.
 _FUNCTIONS = (
@@ -75,9 +76,12 @@ def _timed(function: Callable[..., Any], stage: str) -> Callable[..., Any]:
             return function(*args, **kwargs)
         active.enter(stage)
         try:
-            return function(*args, **kwargs)
+            found = function(*args, **kwargs)
         finally:
             active.leave()
+        if stage == "decode":
+            active.returned(stage, bytes_of(found))
+        return found
 
     call._stoker = True  # type: ignore[attr-defined]
     return call
