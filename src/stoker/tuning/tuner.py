@@ -19,7 +19,7 @@ from stoker.records import Candidate, Limit, Objective, Plan, Probes, Record, Re
 from stoker.tuning import notes
 from stoker.tuning.contest import Listener, knee
 from stoker.tuning.planners import PLANNERS, Choice, Chosen
-from stoker.tuning.remedies import remedies, waited_share
+from stoker.tuning.remedies import remedies
 from stoker.tuning.request import TuneRequest
 from stoker.tuning.space import Space, candidates_of, larger_size
 
@@ -203,11 +203,11 @@ class Tuner:
         done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
         return next((trial for trial in done if _same(trial.setting, setting)), None)
 
-    def _remedies(
-        self, predictor: Predictor, setting: Setting, per_gpu: Objective, trial: Trial | None
-    ) -> list[Remedy]:
-        waited = waited_share(trial) if trial else None
-        return remedies(predictor, setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True, waited=waited)
+    def _remedies(self, predictor: Predictor, best: Candidate, per_gpu: Objective) -> list[Remedy]:
+        measured_s = best.measured.total_s if best.measured else None
+        return remedies(
+            predictor, best.setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True, measured_s=measured_s
+        )
 
     def _all_notes(self, best: Candidate, probes: Probes, chosen: Chosen, out: Sequence[RuledOut]) -> Iterator[str]:
         request, subject = self._request, probes.subject
@@ -251,7 +251,7 @@ class Tuner:
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
             predicted_s=best.predicted_s,
-            remedies=tuple(self._remedies(predictor, setting, per_gpu, trial)),
+            remedies=tuple(self._remedies(predictor, best, per_gpu)),
             notes=tuple(self._all_notes(best, probes, chosen, out)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
