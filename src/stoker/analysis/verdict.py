@@ -38,6 +38,8 @@ class VerdictRules(Record, frozen=True):
     """Starting is the bottleneck if it takes more than this share of a run."""
     transport_share: float = 0.5
     """If more than this share of the waiting passed after the batch had been loaded, it is for sending or pinning."""
+    costly_copy: float = 0.05
+    """A copy to the device that takes more than this share of the time is worth a hint."""
     busy_wait: float = 0.1
     """If the device waits for less than this share of the time, more workers will not help."""
 
@@ -65,7 +67,7 @@ def verdict(trial: Trial) -> Verdict | None:
         sentence=sentence,
         uncertain=doubt is not None,
         doubt=doubt or "",
-        findings=tuple(_findings(trial, span)),
+        findings=tuple(_findings(trial, span, bottleneck)),
     )
 
 
@@ -73,10 +75,31 @@ Judged = tuple[str, float, str]
 """A stage, its share, and a sentence."""
 
 
-def _findings(trial: Trial, span: Span | None) -> list[str]:
+def _findings(trial: Trial, span: Span | None, bottleneck: str) -> list[str]:
+    """What else was seen, and what to try. Hints have no figures: nothing like them was run."""
     found = [hint] if (hint := thread_hint(trial)) else []
+    found += _hints(trial, span, bottleneck)
     if span is not None and span.share("wait") < RULES.busy_wait and not loader_sets_pace(trial, span):
         found.append(f"more workers will not help: the device waits for data {span.share('wait'):.0%} of the time")
+    return found
+
+
+def _hints(trial: Trial, span: Span | None, bottleneck: str) -> list[str]:
+    setting, on_gpu = trial.setting, trial.workload.device.startswith("cuda")
+    method = setting.multiprocessing_context or (trial.machine.host.start_method if trial.machine else None)
+    found = []
+    if bottleneck == "start" and setting.num_workers and method in ("spawn", "forkserver"):
+        found.append(f"each worker was started by {method} and imports everything anew; fork does not")
+    if bottleneck == "pin":
+        found.append("try pin_memory=False: copying batches into pinned memory holds the loop up")
+    if span is not None and on_gpu and not setting.pin_memory and span.share("copy") > RULES.costly_copy:
+        found.append("try pin_memory=True: copying from pinned memory is quicker")
+    resizes = any(name.startswith(("transform.Resize", "transform.RandomResizedCrop")) for name in trial.stages)
+    if bottleneck in ("decode", "transform") and resizes and "decode" in trial.stages:
+        found.append(
+            "if images are decoded by PIL: torchvision.io.decode_jpeg with torchvision.transforms.v2 on uint8 tensors "
+            "resizes with less CPU time"
+        )
     return found
 
 
@@ -154,7 +177,7 @@ def _loading(trial: Trial, span: Span) -> Judged:
             f"the loader sets the pace: a batch every {format_seconds(span.seconds / span.batches)}, and the device "
             f"waits {format_seconds(span.loop_s.get('wait', 0.0) / span.batches)} of it ({waiting:.0%}); "
         )
-    sent = {name: parts[name] for name in ("send", "pin") if name in parts}
+    sent = {name: seconds for name, seconds in parts.items() if name in ("send", "pin")}
     if workers and sent and _transport_share(trial) > RULES.transport_share:
         stage = max(sent, key=lambda name: sent[name])
         return stage, waiting, f"{pace}batches are loaded in time, and it waits for {_DOING[stage]}"

@@ -119,7 +119,9 @@ class Predictor:
             costs = replace(costs, **self.starts[method]._asdict())
         if threads is not None and threads != (self.probes.setting.worker_threads or 1):
             if threads not in self.thread_shares:
-                raise InputError(f"{threads} threads in each worker were not probed; probe with --worker-threads {threads}")
+                raise InputError(
+                    f"{threads} threads in each worker were not probed; probe with --worker-threads {threads}"
+                )
             share = self.thread_shares[threads].at(setting.num_workers)
             costs = replace(costs, worker_item_s=costs.worker_item_s.scaled(share))
         return costs

@@ -120,7 +120,7 @@ def _worker_stages(stamps: Sequence[WorkerStamp]) -> dict[str, Stage]:
 
 def _worker_log(log: LoopLog) -> WorkerLog:
     stamps = log.stamps
-    delays = [getattr(stamp, "delay_s", None) for stamp in stamps]
+    delays = [seconds for stamp in stamps if (seconds := getattr(stamp, "delay_s", None)) is not None]
     return WorkerLog(
         worker=tuple(stamp.worker for stamp in stamps),
         began_s=tuple(stamp.began - log.began_s for stamp in stamps),
@@ -128,7 +128,7 @@ def _worker_log(log: LoopLog) -> WorkerLog:
         cpu_s=tuple(stamp.cpu_s for stamp in stamps),
         item_s=tuple(round(seconds, 7) for stamp in stamps for seconds in stamp.item_s),
         batch_bytes=tuple(log.bytes),
-        delay_s=() if None in delays else tuple(delays),
+        delay_s=tuple(delays) if len(delays) == len(stamps) else (),
         output_bytes=_output_bytes(stamps),
     )
 

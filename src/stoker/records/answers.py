@@ -1,5 +1,7 @@
 """What Stoker answers: limits, predictions, plans, verdicts, remedies."""
 
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -9,7 +11,7 @@ from msgspec import field
 from stoker.errors import InputError
 from stoker.records.base import Record
 from stoker.records.probes import Probes, Run
-from stoker.records.task import Mode, Precision, Setting
+from stoker.records.task import Mode, Precision, Setting, StartMethod
 from stoker.records.trial import Outcome, Problem, Trial
 from stoker.units import format_seconds, format_workers
 
@@ -89,7 +91,8 @@ class RuledOut(Record, frozen=True):
 class Candidate(Record, frozen=True):
     """A setting with its predicted cost, and its measured cost if it was run.
 
-    The current setting is run even if the request does not allow it. Then it is not `asked_for` and never the plan.
+    The current setting is run even if the request does not allow it, as is a faster batch size than the one that is
+    kept. Then it is not `asked_for` and never the plan. `updates` are an epoch's, in training.
     """
 
     setting: Setting
@@ -97,6 +100,7 @@ class Candidate(Record, frozen=True):
     predicted: Prediction | None = None
     measured: Measured | None = None
     asked_for: bool = True
+    updates: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -234,6 +238,9 @@ class Plan(Record, frozen=True):
     seconds: float
     probe_s: float
     algebra: AlgebraAnswer | None = None
+    multiprocessing_context: StartMethod | None = None
+    worker_threads: int | None = None
+    verified: tuple[VerifiedRemedy, ...] = ()
 
     def __repr__(self) -> str:
         """One line: candidates and predictions would fill pages."""
@@ -256,13 +263,16 @@ class Plan(Record, frozen=True):
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
+            if self.multiprocessing_context is not None:
+                options["multiprocessing_context"] = self.multiprocessing_context
         return {**options, "pin_memory": self.pin_memory}
 
     @property
     def line(self) -> str:
         """The line of Python that makes the planned loader."""
         options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
-        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in options.items())})"
+        shown = (f"{name}={value if name == 'batch_sampler' else repr(value)}" for name, value in options.items())
+        return f"DataLoader(dataset, {', '.join(shown)})"
 
     def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
         """A DataLoader as planned. `options` (shuffle, collate_fn, ...) are passed on and override the plan."""
@@ -270,10 +280,22 @@ class Plan(Record, frozen=True):
 
         planned = self.options
         if options.get("num_workers") == 0:
-            planned = {name: planned[name] for name in planned if name not in ("prefetch_factor", "persistent_workers")}
+            of_workers = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
+            planned = {name: planned[name] for name in planned if name not in of_workers}
+        elif self.worker_threads is not None and self.num_workers:
+            options["worker_init_fn"] = partial(_begin_worker, self.worker_threads, options.get("worker_init_fn"))
         if options.get("batch_sampler") is not None:
             planned.pop("batch_size", None)
         return DataLoader(dataset, **{**planned, **options})
+
+
+def _begin_worker(threads: int, inner: Callable[[int], None] | None, worker: int) -> None:
+    """Let torch use so many threads in a worker, then call the user's own function."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if inner is not None:
+        inner(worker)
 
 
 Method = Literal["auto", "trace", "two-point", "doubling", "search"]

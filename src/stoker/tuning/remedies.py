@@ -76,9 +76,7 @@ def _after_s(before_s: float, now_s: float, after_s: float) -> float:
 # ---------------------------------------------------------------- settings
 
 
-def _settings(
-    predictor: Predictor, setting: Setting, items: int, epochs: int, *, chosen: bool
-) -> Iterator[Change]:
+def _settings(predictor: Predictor, setting: Setting, items: int, epochs: int, *, chosen: bool) -> Iterator[Change]:
     """Changes of fields of the setting."""
 
     def seconds(**changes: int | str | bool) -> float:
@@ -255,12 +253,14 @@ def _one_thread_share(probes: Probes) -> float | None:
 def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """What would help, predicted from one profiled run alone. This is rougher than with probes.
 
-    `others` are runs of the same workload at other settings: with another batch size among them, batch sizes are advised
-    too. The list is empty for a run that did not finish, or that loaded nothing.
+    `others` are runs of the same workload at other settings: with another batch size among them, batch sizes are
+    advised too. The list is empty for a run that did not finish, or that loaded nothing.
     """
     if not _says_enough(trial) or trial.machine is None:
         return []
-    runs = [run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))]
+    runs = [
+        run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))
+    ]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
