@@ -17,6 +17,7 @@ class Recorder:
         self._began: list[float] = []
         self._inner: list[float] = []
         self._sums: dict[str, float] = {}
+        self._outputs: dict[str, tuple[int, int]] = {}
 
     def enter(self, name: str) -> None:
         self.names.append(name)
@@ -31,6 +32,16 @@ class Recorder:
         if self._inner:
             self._inner[-1] += whole
         return whole
+
+    def returned(self, name: str, size_bytes: int) -> None:
+        """Count what a stage returned for an item."""
+        count, whole = self._outputs.get(name, (0, 0))
+        self._outputs[name] = (count + 1, whole + size_bytes)
+
+    def take_outputs(self) -> dict[str, tuple[int, int]]:
+        """How often each stage returned something since the last call, and the bytes of it all."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
 
     def take(self) -> dict[str, float]:
         """The sums so far; the next ones start from nothing."""

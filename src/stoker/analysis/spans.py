@@ -55,13 +55,19 @@ def whole(trial: Trial) -> Span:
     )
 
 
-def steady(trial: Trial) -> Span | None:
-    """The batches after each epoch's warm-up; None where there are none."""
-    kept: list[int] = []
+def steady_batches(trial: Trial) -> list[int]:
+    """The positions of the batches after each epoch's warm-up."""
+    places: list[int] = []
     begin = 0
     for count in trial.timeline.batches:
-        kept.extend(range(begin + trial.extent.warm_batches(trial.setting.num_workers), begin + count))
+        places.extend(range(begin + trial.extent.warm_batches(trial.setting.num_workers), begin + count))
         begin += count
+    return places
+
+
+def steady(trial: Trial) -> Span | None:
+    """The batches after each epoch's warm-up; None where there are none."""
+    kept = steady_batches(trial)
     if not kept:
         return None
     loop_s: dict[str, float] = {}

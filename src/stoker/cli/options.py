@@ -1,11 +1,12 @@
 """Shared by the commands: the app, common options, and the output of an answer."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast, get_args
 
 import typer
 
 from stoker.errors import InputError
+from stoker.records.task import StartMethod
 
 app = typer.Typer(
     help="Finds what starves a deep-learning pipeline, and feeds it.",
@@ -31,10 +32,40 @@ PrecisionOption = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="
 InOrderOption = Annotated[
     bool, typer.Option("--in-order/--out-of-order", help="Yield batches in order, or as they become ready.")
 ]
+StartMethodOption = Annotated[
+    Literal["fork", "forkserver", "spawn"] | None,
+    typer.Option("--start-method", help="How workers are started.", show_default="as Python does"),
+]
+WorkerThreadsOption = Annotated[
+    int | None, typer.Option("--worker-threads", help="torch's threads in each worker.", min=1, show_default="1")
+]
+StartMethodsOption = Annotated[
+    str | None, typer.Option("--start-methods", help="Ways to start workers: fork,spawn.", show_default=False)
+]
+ThreadCountsOption = Annotated[
+    str | None, typer.Option("--worker-threads", help="Threads in each worker: 1,2.", show_default=False)
+]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.", show_default=False)]
+
+
+def start_methods(text: str | None) -> tuple[StartMethod, ...]:
+    """`fork,spawn`. Raises InputError for anything else."""
+    names = [part.strip() for part in text.split(",")] if text else []
+    unknown = [name for name in names if name not in get_args(StartMethod)]
+    if unknown:
+        raise InputError(f"no such start method: {unknown[0]!r}; choose from {', '.join(get_args(StartMethod))}")
+    return cast(tuple[StartMethod, ...], tuple(names))
+
+
+def numbers(text: str | None, what: str, example: str) -> list[int]:
+    """`8,32,128`. Raises InputError for anything else."""
+    parts = [part.strip() for part in text.split(",")] if text else []
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise InputError(f"{text!r} is not a list of {what}; write it like {example}")
+    return [int(part) for part in parts]
 
 
 def writable(save: Path | None, option: str = "--save") -> None:

@@ -8,6 +8,8 @@ import typer
 from stoker.cli.options import (
     InOrderOption,
     JsonOption,
+    StartMethodOption,
+    WorkerThreadsOption,
     app,
     print_json,
 )
@@ -25,6 +27,8 @@ def predict(
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="as probed")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
     in_order: InOrderOption = True,
+    start_method: StartMethodOption = None,
+    worker_threads: WorkerThreadsOption = None,
     grid: Annotated[bool, typer.Option("--grid", help="Predict every batch size and worker count.")] = False,
     cores: Annotated[float | None, typer.Option(help="Predict for this number of CPUs.", show_default=False)] = None,
     faster: Annotated[
@@ -56,6 +60,8 @@ def predict(
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
         in_order=in_order,
+        multiprocessing_context=start_method,
+        worker_threads=worker_threads,
     )
     answer = predictor.predict(with_pinning(setting, found), count, epochs=epochs)
     if json:

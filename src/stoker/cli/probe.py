@@ -13,12 +13,15 @@ from stoker.cli.options import (
     ModeOption,
     PrecisionOption,
     QuietOption,
+    StartMethodsOption,
+    ThreadCountsOption,
     WorkloadArg,
     app,
     deliver,
+    numbers,
     writable,
 )
-from stoker.errors import InputError
+from stoker.cli.options import start_methods as methods_of
 
 
 @app.command()
@@ -31,6 +34,8 @@ def probe(
     mode: ModeOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
+    start_methods: StartMethodsOption = None,
+    worker_threads: ThreadCountsOption = None,
     budget: Annotated[str, typer.Option(help="About how long to probe.")] = "30s",
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -48,18 +53,12 @@ def probe(
         found = measure(
             WorkloadSpec(spec=workload, data=data, items=items),
             setting=Setting(precision=precision),
-            batch_sizes=_numbers(batch_sizes),
+            batch_sizes=numbers(batch_sizes, "batch sizes", "8,32,128"),
+            start_methods=methods_of(start_methods),
+            worker_threads=numbers(worker_threads, "numbers of threads", "1,2"),
             mode=mode,
             device=device,
             budget_s=parse_seconds(budget),
             on_event=progress.event,
         )
     deliver(document_of(found), probes_view(found, str(output)), json=json, save=output)
-
-
-def _numbers(text: str) -> list[int]:
-    """`8,32,128`."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
-        raise InputError(f"{text!r} is not a list of batch sizes; write it like 8,32,128")
-    return [int(part) for part in parts]

@@ -14,12 +14,15 @@ from stoker.cli.options import (
     PrecisionOption,
     QuietOption,
     SaveOption,
+    StartMethodOption,
     WeightsOption,
+    WorkerThreadsOption,
     WorkloadArg,
     app,
     deliver,
     writable,
 )
+from stoker.errors import InputError
 
 
 @app.command()
@@ -43,6 +46,13 @@ def profile(
     pin_memory: Annotated[bool | None, typer.Option("--pin-memory/--no-pin-memory", show_default="on a GPU")] = None,
     persistent_workers: Annotated[bool, typer.Option("--persistent-workers")] = False,
     in_order: InOrderOption = True,
+    start_method: StartMethodOption = None,
+    worker_threads: WorkerThreadsOption = None,
+    second_size: Annotated[
+        int | None,
+        typer.Option(help="Also measure this batch size, for a few seconds.", min=1, show_default=False),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the first two remedies, too.")] = False,
     accumulate: Annotated[int, typer.Option(help="Batches for one update, in training.", min=1)] = 1,
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
@@ -58,13 +68,14 @@ def profile(
 ) -> None:
     """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
-    from stoker.measure.profile import compare_sources
+    from stoker.measure.profile import compare_sources, second_task
     from stoker.measure.profile import profile as run
-    from stoker.records import Extent, Setting, Stalls, Trial, WorkloadSpec
+    from stoker.records import Extent, Setting, Stalls, Trial, VerifiedRemedy, WorkloadSpec
     from stoker.report.documents import stalls_document, trial_document
     from stoker.report.progress import Show
     from stoker.report.views.profile import profile_view, stalls_view
     from stoker.tuning.remedies import advise
+    from stoker.tuning.verification import verify as run_remedies
     from stoker.units import parse_seconds
 
     setting = Setting(
@@ -74,6 +85,8 @@ def profile(
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
         in_order=in_order,
+        multiprocessing_context=start_method,
+        worker_threads=worker_threads,
         accumulate=accumulate,
         precision=precision,
         channels_last=channels_last,
@@ -89,7 +102,13 @@ def profile(
     )
     source = WorkloadSpec(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
     timeout_s = parse_seconds(timeout) if timeout else None
+    if stalls and (verify or second_size):
+        raise InputError("--stalls compares three runs of one setting: leave out --verify and --second-size")
+    if second_size == batch_size:
+        raise InputError(f"--second-size must be another size than the batch size of {batch_size}")
     writable(save)
+    second: Trial | None = None
+    verified: list[VerifiedRemedy] = []
     with Show(quiet=quiet) as progress:
 
         def one(chosen: Extent) -> Trial:
@@ -106,15 +125,28 @@ def profile(
             )
 
         result = compare_sources(one, extent) if stalls else one(extent)
+        if isinstance(result, Trial) and result.outcome == "done":
+            if second_size is not None:
+                progress.title(f"batch {second_size}: ")
+                other, short = second_task(result, second_size)
+                second = run(
+                    source, other, short, mode=mode, device=device, timeout_s=timeout_s, on_event=progress.event
+                )
+            if verify:
+                progress.title("verifying: ")
+                found = advise(result, *filter(None, [second]))
+                verified = run_remedies(source, result, found, mode=mode, device=device, on_event=progress.event)
     if isinstance(result, Stalls):
         trials = {"memory": result.memory, "cached": result.cached, "cold": result.cold}
         document = stalls_document(result, {name: advise(trial) for name, trial in trials.items()})
         view = stalls_view(result)
     else:
-        trials, remedies = {"": result}, advise(result)
-        document = trial_document(result, remedies)
-        view = profile_view(result, verdict(result), remedies)
+        trials, remedies = {"": result}, advise(result, *filter(None, [second]))
+        document = trial_document(result, remedies, second=second, verified=verified)
+        view = profile_view(result, verdict(result), remedies, verified)
     deliver(document, view, json=json, save=save)
+    if second is not None and second.outcome != "done" and second.problem is not None:
+        typer.echo(f"stoker: the run with batches of {second_size} did not finish: {second.problem.sentence}", err=True)
     failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)
     if failed is not None and failed.problem is not None:
         if json:

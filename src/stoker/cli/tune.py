@@ -12,11 +12,15 @@ from stoker.cli.options import (
     PrecisionOption,
     QuietOption,
     SaveOption,
+    StartMethodsOption,
+    ThreadCountsOption,
     WorkloadArg,
     app,
     deliver,
+    numbers,
     writable,
 )
+from stoker.cli.options import start_methods as methods_of
 from stoker.errors import Interrupted, StokerError
 
 
@@ -29,6 +33,13 @@ def planner_name(name: str) -> str:
     return name
 
 
+def batch_size_of(text: str | None) -> str | None:
+    """A number or `free`. Raises a usage error for anything else."""
+    if text is None or text == "free" or text.lstrip("-").isdecimal():
+        return text
+    raise typer.BadParameter(f"{text!r} is neither a number nor free.")
+
+
 @app.command()
 def tune(
     workload: WorkloadArg,
@@ -38,8 +49,15 @@ def tune(
     epochs: Annotated[int, typer.Option(help="Least time for this many passes over the set.", min=1)] = 1,
     throughput: Annotated[bool, typer.Option("--throughput", help="Highest steady rate; ignores start-up.")] = False,
     batch_size: Annotated[
-        int | None,
-        typer.Option("--batch-size", "-b", help="Fixed size: choose only the workers.", show_default=False),
+        str | None,
+        typer.Option(
+            "--batch-size",
+            "-b",
+            metavar="N|free",
+            callback=batch_size_of,
+            help="Keep this size and tune the loader; free searches it.",
+            show_default="that of --current in training, else free",
+        ),
     ] = None,
     max_batch: Annotated[
         int | None, typer.Option(help="The largest batch size to try.", show_default="512; more in inference if faster")
@@ -55,6 +73,9 @@ def tune(
     mode: ModeOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
+    start_methods: StartMethodsOption = None,
+    worker_threads: ThreadCountsOption = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the first two remedies, too.")] = False,
     budget: Annotated[str, typer.Option(help="About how long tuning may take.")] = "60s",
     planner: Annotated[
         str, typer.Option(metavar="[simulate|algebra|grid]", callback=planner_name, help="How to choose.")
@@ -96,7 +117,7 @@ def tune(
                 items=items,
                 epochs=epochs,
                 throughput=throughput,
-                batch_size=batch_size,
+                batch_size=batch_size if batch_size in (None, "free") else int(batch_size),
                 max_batch=max_batch,
                 global_batch=global_batch,
                 gpus=gpus,
@@ -106,6 +127,9 @@ def tune(
                 mode=mode,
                 device=device,
                 precision=precision,
+                start_methods=methods_of(start_methods),
+                worker_threads=tuple(numbers(worker_threads, "numbers of threads", "1,2")),
+                verify=verify,
                 budget_s=parse_seconds(budget),
                 planner=planner,
             )

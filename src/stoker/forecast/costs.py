@@ -221,8 +221,7 @@ def faster(costs: Costs, changes: dict[str, float]) -> Costs:
                 host_s=costs.step.host_s.scaled(1 / times),
                 device_s=costs.step.device_s.scaled(1 / times),
                 update_s=costs.step.update_s.scaled(1 / times),
-                first_s=costs.step.first_s.scaled(1 / times),
-            )
+            )  # the first step's one-off work, such as a compilation, is not the device's
             costs = replace(costs, step=step)
         elif name == "collate":
             costs = replace(costs, collate_s=costs.collate_s.scaled(1 / times))

@@ -46,6 +46,14 @@ class FitRules(Record, frozen=True):
 RULES = FitRules()
 
 
+class Starts(NamedTuple):
+    """What starting and stopping workers takes, as in `Costs`."""
+
+    fork_s: float
+    init_s: float
+    stop_s: tuple[float, float]
+
+
 def fit(probes: Probes) -> Costs:
     """The costs behind a set of probes. Raises InputError if no probe loaded anything."""
     loads = [run for run in probes.of("load") if run.began_s]
@@ -185,12 +193,16 @@ def _lasting(runs: Sequence[Run]) -> float:
 
 
 def _waiting_share(runs: Sequence[Run]) -> float:
-    """The share of a worker's time in which it uses no core: it reads or sleeps."""
+    """The share of a worker's time in which it uses no core and wants none: it reads or sleeps."""
     shares = [
-        1 - cpu / max(ended - began, 1e-12)
+        1 - (cpu + delay) / max(ended - began, 1e-12)
         for run in runs
-        for cpu, began, ended in zip(
-            warm_values(run, run.cpu_s), warm_values(run, run.began_s), warm_values(run, run.ended_s), strict=True
+        for cpu, delay, began, ended in zip(
+            warm_values(run, run.cpu_s),
+            warm_values(run, run.delay_s or (0.0,) * len(run.items)),
+            warm_values(run, run.began_s),
+            warm_values(run, run.ended_s),
+            strict=True,
         )
     ]
     share = median(shares) if shares else 0.0
@@ -232,6 +244,33 @@ def _handing(runs: Sequence[Run]) -> float:
         if run.num_workers > 2 and len(run.items) >= run.num_workers
     ]
     return max(0.0, median(steps)) if steps else 0.0
+
+
+def starts_of(probes: Probes) -> dict[str, Starts]:
+    """What starting and stopping workers takes with each start method that was probed beside the usual one."""
+    usual = [run for run in probes.of("load", "slow", "transport") if run.num_workers and run.began_s]
+    hand_s, (_, each_s) = _handing(usual), _stop(usual)
+    return {
+        run.start_method: Starts(
+            fork_s=max(0.0, run.start_s / run.num_workers - run.prefetch_factor * hand_s),
+            init_s=max(0.0, run.began_s[0] - run.start_s),
+            stop_s=(max(0.0, run.total_s - run.done_s[-1]), each_s),
+        )
+        for run in probes.of("started")
+        if run.start_method and run.num_workers and run.began_s
+    }
+
+
+def thread_shares(probes: Probes) -> dict[int, Table]:
+    """The share of an item's time that is left with so many threads in each worker, by the number of workers."""
+    found: dict[int, dict[int, list[float]]] = {}
+    for run in probes.of("threaded"):
+        for usual in probes.of("load"):
+            if run.worker_threads and (usual.batch_size, usual.num_workers) == (run.batch_size, run.num_workers):
+                ours, theirs = (fmean(warm_values(each, each.load_s)) for each in (run, usual))
+                shares = found.setdefault(run.worker_threads, {}).setdefault(run.num_workers, [])
+                shares.append(ours / max(theirs, 1e-12))
+    return {threads: table(points, median, flat=True) for threads, points in found.items()}
 
 
 def _forking(runs: Sequence[Run], hand_s: float) -> float:

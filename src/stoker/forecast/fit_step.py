@@ -43,7 +43,7 @@ def fit_step(probes: Probes) -> StepCosts:
         return StepCosts(
             host_s=host,
             update_s=update,
-            first_s=table(by_size(runs, _first_extra), median),
+            first_s=_first(runs),
             threads=max(1, round(probes.machine.usable_cores)),
             crowded=fmean(crowded) if crowded else 1.0,
         )
@@ -73,6 +73,12 @@ def _first_extra(run: Run) -> list[float]:
     host = _host_s(run)
     cold = host[: _cold_steps(host)]
     return [max(0.0, sum(cold) - len(cold) * median(_warm(host)))] if len(host) > 1 else []
+
+
+def _first(runs: Sequence[Run]) -> Table:
+    """The extra time of the first steps by batch size. From a single size it stays as it is at every other: one-off
+    work, such as a compilation, does not grow with the batch."""
+    return table(by_size(runs, _first_extra), median, flat=len({run.batch_size for run in runs}) == 1)
 
 
 def _launch(runs: Sequence[Run]) -> Table:

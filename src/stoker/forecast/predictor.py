@@ -12,7 +12,7 @@ import numpy as np
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS
 from stoker.forecast.costs import Costs, StepCosts, faster
-from stoker.forecast.fit import fit
+from stoker.forecast.fit import fit, starts_of, thread_shares
 from stoker.forecast.loader import Amount, SimulatedRun
 from stoker.forecast.samples import drift
 from stoker.forecast.simulate import simulate
@@ -61,6 +61,7 @@ class Predictor:
         self.residual = _residual(fitted, probes)
         self.drift = drift([run for run in probes.of("load") if run.began_s])
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
+        self.starts, self.thread_shares = starts_of(probes), thread_shares(probes)
 
     def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
         """The same predictor with faster stages, or with items that take the share `item` of their time."""
@@ -85,7 +86,8 @@ class Predictor:
             if value > RULES.most_simulated:
                 raise InputError(f"{name} can be simulated up to {RULES.most_simulated}, got {value}")
         amount = Amount(items=items, epochs=epochs)
-        runs = [simulate(self.costs, setting, amount, seed=seed + each) for each in range(seeds)]
+        costs = self._costs_of(setting)
+        runs = [simulate(costs, setting, amount, seed=seed + each) for each in range(seeds)]
         total = median(run.total_s for run in runs)
         first = median(run.first_batch_s for run in runs)
         chosen = min(runs, key=lambda run: abs(run.total_s - total))
@@ -100,18 +102,43 @@ class Predictor:
             interval_s=(total * (1 - half), total * (1 + half)),
             first_batch_s=first,
             first_batch_interval_s=(first * max(0.0, 1 - first_half), first * (1 + first_half)),
-            steady_items_per_s=self._steady_rate(chosen, setting, amount),
+            steady_items_per_s=self._steady_rate(costs, chosen, setting, amount),
             wait_share=min(1.0, chosen.waited_s / max(chosen.total_s, 1e-12)),
-            limited_by=_limit(self.costs, setting, chosen),
+            limited_by=_limit(costs, setting, chosen),
         )
 
-    def _steady_rate(self, run: SimulatedRun, setting: Setting, amount: Amount) -> float:
+    def _costs_of(self, setting: Setting) -> Costs:
+        """The costs under the setting's start method and threads. Raises InputError for what was not probed."""
+        costs = self.costs
+        if not setting.num_workers:
+            return costs
+        method, threads = setting.multiprocessing_context, setting.worker_threads
+        if method is not None and method != self.start_method:
+            if method not in self.starts:
+                raise InputError(f"starting workers by {method} was not probed; probe with --start-methods {method}")
+            costs = replace(costs, **self.starts[method]._asdict())
+        if threads is not None and threads != (self.probes.setting.worker_threads or 1):
+            if threads not in self.thread_shares:
+                raise InputError(
+                    f"{threads} threads in each worker were not probed; probe with --worker-threads {threads}"
+                )
+            share = self.thread_shares[threads].at(setting.num_workers)
+            costs = replace(costs, worker_item_s=costs.worker_item_s.scaled(share))
+        return costs
+
+    @property
+    def start_method(self) -> str | None:
+        """How the probes' workers were started; None if the probes do not say."""
+        own = self.probes.setting.multiprocessing_context
+        return own or next((run.start_method for run in self.probes.of("load") if run.start_method), None)
+
+    def _steady_rate(self, costs: Costs, run: SimulatedRun, setting: Setting, amount: Amount) -> float:
         """Items per second after the first batches of all workers. A run with too few batches is simulated again with
         more."""
         skip = max(3, setting.num_workers)
         if len(run.step_ends_s) <= 2 * skip:
             amount = replace(amount, items=4 * (skip + setting.prefetch_factor) * setting.batch_size, epochs=1)
-            run = simulate(self.costs, setting, amount)
+            run = simulate(costs, setting, amount)
         ends = run.step_ends_s
         items = (len(ends) - skip - 1) * setting.batch_size + amount.last(setting.batch_size)
         return items / max(ends[-1] - ends[skip - 1], 1e-12)

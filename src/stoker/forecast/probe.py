@@ -6,8 +6,11 @@ it, and have to be woken to collate the next batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median, pstdev
+from typing import Any
+
+import msgspec
 
 from stoker.errors import InputError
 from stoker.events import OnEvent
@@ -17,7 +20,18 @@ from stoker.forecast.samples import RULES as SAMPLES
 from stoker.forecast.samples import item_seconds
 from stoker.measure.malloc import can_keep_memory
 from stoker.measure.session import REPEATED_ITEMS, Script, run_script
-from stoker.records import Kind, Mode, Probes, Record, Run, Setting, Trial, WorkloadSpec
+from stoker.records import (
+    Kind,
+    Mode,
+    Probes,
+    Record,
+    Run,
+    Setting,
+    StartMethod,
+    Subject,
+    Trial,
+    WorkloadSpec,
+)
 from stoker.units import format_workers
 from stoker.workload.workload import Workload
 
@@ -66,17 +80,28 @@ def probe(
     batch_sizes: Sequence[int] = (8, 32, 128),
     mode: Mode | None = None,
     device: str = "auto",
+    start_methods: Sequence[StartMethod] = (),
+    worker_threads: Sequence[int] = (),
     budget_s: float = RULES.budget_s,
     on_event: OnEvent | None = None,
 ) -> Probes:
     """Probe a workload on this machine.
 
-    `batch_sizes` are the smallest, a middle and the largest size to predict. Raises InputError for a budget or sizes
-    that make no sense, and for a workload whose short runs fail.
+    `batch_sizes` are the smallest, a middle and the largest size to predict. Workers are also started by each of
+    `start_methods`, and run with each number of `worker_threads`: what is probed can be predicted. Raises InputError for
+    a budget or sizes that make no sense, and for a workload whose short runs fail.
     """
+    made = prober(
+        setting or Setting(),
+        batch_sizes,
+        budget_s=budget_s,
+        start_methods=start_methods,
+        worker_threads=worker_threads,
+        on_event=on_event,
+    )
     return run_script(
         source,
-        prober(setting or Setting(), batch_sizes, budget_s=budget_s, on_event=on_event).script(),
+        made.script(),
         kind="probe",
         mode=mode,
         device=device,
@@ -91,26 +116,42 @@ def prober(
     budget_s: float,
     host_memory_bytes: int | None = None,
     needs_length: bool = False,
+    sizes_for: Callable[[Subject], Sequence[int]] | None = None,
+    start_methods: Sequence[StartMethod] = (),
+    worker_threads: Sequence[int] = (),
     on_event: OnEvent | None = None,
 ) -> "Prober":
     """A `Prober`, for a session that goes on to other runs.
 
-    If it `needs_length`, a stream of unknown length is refused. Raises InputError for a budget or sizes that make no
-    sense.
+    If it `needs_length`, a stream of unknown length is refused. `sizes_for` chooses the sizes once the subject is known.
+    Raises InputError for a budget, sizes or other choices that make no sense.
     """
     if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
     if not batch_sizes or min(batch_sizes) < 1:
         raise InputError(f"batch sizes must be at least 1, got {list(batch_sizes) or 'none'}")
     runner = ProbeRunner(setting, budget_s, host_memory_bytes, on_event)
-    return Prober(runner, sorted(set(batch_sizes)), needs_length=needs_length)
+    kinds: list[dict[str, Any]] = [{"multiprocessing_context": method} for method in dict.fromkeys(start_methods)]
+    kinds += [{"worker_threads": count} for count in dict.fromkeys(worker_threads)]
+    for changes in kinds:
+        msgspec.structs.replace(setting, **changes)  # checks them
+    return Prober(runner, sorted(set(batch_sizes)), needs_length=needs_length, sizes_for=sizes_for, kinds=kinds)
 
 
 class Prober:
     """Which probes are made, in the order of what they tell. The `ProbeRunner` makes them."""
 
-    def __init__(self, runner: ProbeRunner, sizes: Sequence[int], *, needs_length: bool) -> None:
+    def __init__(
+        self,
+        runner: ProbeRunner,
+        sizes: Sequence[int],
+        *,
+        needs_length: bool,
+        sizes_for: Callable[[Subject], Sequence[int]] | None = None,
+        kinds: Sequence[dict[str, Any]] = (),
+    ) -> None:
         self._runner, self._sizes, self._needs_length = runner, sizes, needs_length
+        self._sizes_for, self._kinds = sizes_for, kinds
         self._step_s: dict[int, float] = {}
         self._warmed_items = 0
 
@@ -124,6 +165,7 @@ class Prober:
         for part in reversed(parts) if self._runner.step_sleeps else parts:  # a sleep is part of loading then
             yield from part
         yield from self._contention(middle)
+        yield from self._worker_kinds(middle)
         yield from self._other_sizes(small, middle, large)
         yield from self._slow_consumers(small, middle, large)
         yield from self._repeat(middle)
@@ -169,6 +211,7 @@ class Prober:
         repeats: int | None = None,
         memory: bool = False,
         larger: bool = False,
+        changes: dict[str, Any] | None = None,
     ) -> Script[Run | None]:
         """Run a probe and record it. It is left out if the budget is spent and the probes so far are enough."""
         if self._runner.budget.spent and self._is_enough():
@@ -176,7 +219,15 @@ class Prober:
             return None
         return (
             yield from self._runner.record(
-                kind, size, workers, batches=batches, sleep_s=sleep_s, repeats=repeats, memory=memory, larger=larger
+                kind,
+                size,
+                workers,
+                batches=batches,
+                sleep_s=sleep_s,
+                repeats=repeats,
+                memory=memory,
+                larger=larger,
+                changes=changes,
             )
         )
 
@@ -193,6 +244,8 @@ class Prober:
         trial = yield from self._runner.first_look(min(self._sizes[0], RULES.first_look_size))
         if self._items is None and self._needs_length:
             raise InputError(NO_LENGTH)
+        if self._sizes_for is not None:
+            self._sizes = sorted(set(self._sizes_for(trial.workload)))
         if trial.workload.batch_sampler:
             self._sizes = [max(1, round(trial.items / len(trial.timeline.items)))]
             self._runner.log.notes.append(
@@ -266,6 +319,18 @@ class Prober:
         cores = self._runner.cores
         for count in dict.fromkeys(count for count in (cores, cores // 2) if count > 1):
             yield from self._record("load", middle, count, batches=self._batches(middle, 3 * count))
+
+    def _worker_kinds(self, middle: int) -> Script[None]:
+        """Workers that are started in another way, and workers with more threads: alone, and on all cores."""
+        for changes in self._kinds:
+            if "multiprocessing_context" in changes:
+                if changes["multiprocessing_context"] != self._runner.start_method:
+                    batches = self._worker_batches(middle, 4)
+                    yield from self._record("started", middle, 1, batches=batches, changes=changes)
+                continue
+            for count in dict.fromkeys((1, self._runner.cores)):
+                batches = self._batches(middle, 3 * count) if count > 1 else self._worker_batches(middle, 4)
+                yield from self._record("threaded", middle, count, batches=batches, changes=changes)
 
     def _repeat(self, middle: int) -> Script[None]:
         """One of the first probes again: is the machine as fast as before? If item times vary too much, repeat over

@@ -68,7 +68,7 @@ def run_of(trial: Trial, kind: Kind) -> Run:
     rows = [trial.stages[name].samples_s for name in compute]
     return Run(
         kind=kind,
-        batch_size=setting.batch_size,
+        batch_size=batch_size_of(trial),
         num_workers=setting.num_workers,
         prefetch_factor=setting.prefetch_factor,
         pinned=bool(setting.pin_memory),
@@ -90,7 +90,26 @@ def run_of(trial: Trial, kind: Kind) -> Run:
         update_s=_samples(trial, "update", 0),
         item_s=_all_short(log.item_s),
         stages_s=_item_stages(trial),
+        delay_s=_all_short(log.delay_s),
+        output_bytes=log.output_bytes,
+        start_method=start_method_of(trial),
+        worker_threads=setting.worker_threads,
     )
+
+
+def batch_size_of(trial: Trial) -> int:
+    """The batch size of a trial. If the workload's `batch_sampler` sets it, the mean of its batches."""
+    items = trial.timeline.items
+    if not (trial.workload.batch_sampler and items):
+        return trial.setting.batch_size
+    return max(1, round(sum(items) / len(items)))
+
+
+def start_method_of(trial: Trial) -> str | None:
+    """How the trial's workers were started; None if there were none."""
+    if not trial.setting.num_workers:
+        return None
+    return trial.setting.multiprocessing_context or (trial.machine.host.start_method if trial.machine else None)
 
 
 def _samples(trial: Trial, stage: str, count: int) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 import math
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import msgspec
 
@@ -123,6 +124,8 @@ class ProbeRunner:
 
     subject: Subject
     facts: Facts
+    start_method: str
+    """How workers are started if nothing else is asked for."""
 
     def __init__(
         self, setting: Setting, budget_s: float, host_memory_bytes: int | None, on_event: OnEvent | None
@@ -138,7 +141,9 @@ class ProbeRunner:
         if trial.outcome != "done":
             raise unusable(trial)
         self.budget.restart()
-        self.subject, self.facts = trial.workload, facts_of(trial.machine or inspect())
+        machine = trial.machine or inspect()
+        self.subject, self.facts = trial.workload, facts_of(machine)
+        self.start_method = self._setting.multiprocessing_context or machine.host.start_method
         self._item_bytes = max(trial.workers.batch_bytes, default=0) / max(trial.timeline.items)
         self.update_item_s(trial)
         return trial
@@ -161,6 +166,7 @@ class ProbeRunner:
         repeats: int | None = None,
         memory: bool = False,
         larger: bool = False,
+        changes: dict[str, Any] | None = None,
     ) -> Script[Run | None]:
         """Run a probe and record it. None if the run fails or does not fit on the machine, which is noted.
 
@@ -175,6 +181,8 @@ class ProbeRunner:
         runs_step = kind in ("step", "crowded")
         job = self.job(size, workers, batches, sleep_s=None if runs_step else sleep_s, repeats=repeats, memory=memory)
         job = msgspec.structs.replace(job, keeps_memory=kind == "kept", threads=1 if kind == "single" else None)
+        if changes:  # workers that are not forked import everything anew: no run so far says how long that takes
+            job = msgspec.structs.replace(job, setting=msgspec.structs.replace(job.setting, **changes), limit_s=None)
         trial = yield from self._undisturbed(job)
         if trial.outcome != "done":
             if not self.log.runs:

@@ -26,10 +26,11 @@ def assemble(trial: Trial, log: LoopLog, machine: Machine | None = None, peaks: 
         stages["other"] = _less(stages["other"], sum(seconds))
     starts = [epoch.began for epoch in log.epochs] + [ended_s]
     batches = [batch for epoch in log.epochs for batch in epoch.batches]
+    workers = _worker_log(log)
     return msgspec.structs.replace(
         trial,
         machine=machine,
-        notes=(*trial.notes, *_crowded(trial.setting, machine)),
+        notes=(*trial.notes, *_crowded(trial.setting, machine, workers)),
         items=sum(log.items),
         total_s=ended_s - began_s,
         start_s=log.epochs[0].ready - log.epochs[0].began,
@@ -42,7 +43,7 @@ def assemble(trial: Trial, log: LoopLog, machine: Machine | None = None, peaks: 
             batches=tuple(len(epoch.batches) for epoch in log.epochs),
             epoch_s=tuple(after - before for before, after in pairwise(starts)),
         ),
-        workers=_worker_log(log),
+        workers=workers,
         scores=tuple(value if math.isfinite(value) else None for _, value in log.scores if value is not None),
         peaks=peaks or {},
     )
@@ -120,6 +121,7 @@ def _worker_stages(stamps: Sequence[WorkerStamp]) -> dict[str, Stage]:
 
 def _worker_log(log: LoopLog) -> WorkerLog:
     stamps = log.stamps
+    delays = [seconds for stamp in stamps if (seconds := getattr(stamp, "delay_s", None)) is not None]
     return WorkerLog(
         worker=tuple(stamp.worker for stamp in stamps),
         began_s=tuple(stamp.began - log.began_s for stamp in stamps),
@@ -127,13 +129,28 @@ def _worker_log(log: LoopLog) -> WorkerLog:
         cpu_s=tuple(stamp.cpu_s for stamp in stamps),
         item_s=tuple(round(seconds, 7) for stamp in stamps for seconds in stamp.item_s),
         batch_bytes=tuple(log.bytes),
+        delay_s=tuple(delays) if len(delays) == len(stamps) else (),
+        output_bytes=_output_bytes(stamps),
     )
 
 
-def _crowded(setting: Setting, machine: Machine | None) -> list[str]:
-    if machine is None or setting.num_workers <= max(1.0, machine.cpu.usable):
+def _output_bytes(stamps: Sequence[WorkerStamp]) -> dict[str, float]:
+    """The mean bytes of what each stage returned for an item, as far as stamps say."""
+    sums: dict[str, tuple[int, int]] = {}
+    for stamp in stamps:
+        for name, (count, whole) in getattr(stamp, "outputs", {}).items():
+            before = sums.get(name, (0, 0))
+            sums[name] = (before[0] + count, before[1] + whole)
+    return {name: whole / count for name, (count, whole) in sums.items() if whole}
+
+
+def _crowded(setting: Setting, machine: Machine | None, log: WorkerLog) -> list[str]:
+    """A note on more workers than CPUs, unless they read or sleep much of their time: then they need no CPU."""
+    if machine is None or not setting.num_workers > max(1.0, machine.cpu.usable):
         return []
-    cpus = machine.cpu.usable
+    cpus, wanted = machine.cpu.usable, setting.num_workers * (1 - log.waiting_share)
+    if log.delay_s and wanted <= cpus:
+        return []
     return [
         f"{format_workers(setting.num_workers)} on {cpus:g} usable CPUs: "
         "they take turns, and more of them will not load faster"

@@ -1,6 +1,6 @@
 """Where the loop's batches come from: a DataLoader that ends after what the trial runs, or batches in memory."""
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
@@ -69,6 +69,18 @@ class Feed:
         return iter(self.source)
 
 
+class ThreadsSetting:
+    """A `worker_init_fn` that lets torch use this many threads in the worker, then calls the user's own."""
+
+    def __init__(self, threads: int, inner: Callable[[int], None] | None) -> None:
+        self._threads, self._inner = threads, inner
+
+    def __call__(self, worker: int) -> None:
+        torch.set_num_threads(self._threads)
+        if self._inner:
+            self._inner(worker)
+
+
 def make_feed(
     workload: Workload,
     dataset: Any,
@@ -95,10 +107,13 @@ def make_feed(
         batches = wanted
     else:
         batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes)
-    options["collate_fn"], options["worker_init_fn"] = workload.collate_fn, workload.worker_init_fn
+    init = workload.worker_init_fn
+    if setting.worker_threads is not None:
+        init = ThreadsSetting(setting.worker_threads, init)
+    options["collate_fn"], options["worker_init_fn"] = workload.collate_fn, init
     if watched is not None:
         options["collate_fn"] = watched.collate_fn(workload.collate_fn)
-        options["worker_init_fn"] = watched.worker_init_fn(workload.worker_init_fn)
+        options["worker_init_fn"] = watched.worker_init_fn(init)
     cut = isinstance(dataset, IterableDataset) and batches is not None
     return Feed(DataLoader(watched.dataset if watched else dataset, **options), batches, notes, cut=cut)
 

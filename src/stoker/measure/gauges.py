@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 
 from stoker.machine import cpu, host
+from stoker.measure.rundelay import thread_delays_s
 from stoker.process.tree import cpu_and_rss, family
 from stoker.records import Gauge, Record
 
@@ -101,6 +102,7 @@ class _Tree:
         self._pid = pid
         self._pids: list[int] = []
         self._before: tuple[float, dict[int, float]] | None = None
+        self._delays_before: tuple[float, dict[int, float]] | None = None
 
     def refresh(self, *, thoroughly: bool) -> None:
         """Find out which processes there are now."""
@@ -121,6 +123,18 @@ class _Tree:
         if with_pss and pss:
             yield "pss_bytes", pss
         yield from self._cores(cpu_s)
+        yield from self._delayed()
+
+    def _delayed(self) -> Iterator[tuple[str, float]]:
+        """How many threads were ready and got no CPU since the last reading, on average. Threads that were not there
+        before began since then."""
+        now = perf_counter()
+        delays = {thread: seconds for pid in self._pids for thread, seconds in thread_delays_s(pid).items()}
+        if self._delays_before is not None and delays:
+            then, before = self._delays_before
+            waited_s = sum(max(0.0, seconds - before.get(thread, 0.0)) for thread, seconds in delays.items())
+            yield "run_delay", waited_s / (now - then)
+        self._delays_before = (now, delays)
 
     def _cores(self, cpu_s: dict[int, float]) -> Iterator[tuple[str, float]]:
         """Cores' worth of CPU time since the last reading, over the processes that were there at both."""

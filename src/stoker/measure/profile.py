@@ -7,7 +7,7 @@ import msgspec
 
 from stoker.events import OnEvent
 from stoker.measure.session import RULES, Job, Script, run_script
-from stoker.records import Extent, Mode, Setting, Stalls, Trial, WorkloadSpec
+from stoker.records import Extent, Mode, Record, Setting, Stalls, Trial, WorkloadSpec
 from stoker.workload.workload import Workload
 
 SOURCES: tuple[Literal["memory", "cached", "cold"], ...] = ("memory", "cached", "cold")
@@ -44,6 +44,27 @@ def profile(
         gauged=True,
         on_event=on_event,
     )
+
+
+class SecondRules(Record, frozen=True):
+    """How long the run at a second batch size is."""
+
+    run_s: float = 3.0
+    """It has as many batches as the first run's rate brings in this time..."""
+    least_batches: int = 4
+    """... but at least these: the first step is not counted."""
+    most_batches: int = 50
+
+
+SECOND = SecondRules()
+
+
+def second_task(trial: Trial, batch_size: int) -> tuple[Setting, Extent]:
+    """A short run of the same workload at another batch size: what its steps cost there."""
+    setting = msgspec.structs.replace(trial.setting, batch_size=batch_size)
+    rate = (trial.items_per_s or 0.0) / batch_size
+    batches = min(SECOND.most_batches, max(SECOND.least_batches, round(SECOND.run_s * rate)))
+    return setting, msgspec.structs.replace(trial.extent, batches=batches, epochs=1, validate=False)
 
 
 def compare_sources(run: Callable[[Extent], Trial], extent: Extent) -> Stalls:

@@ -96,6 +96,7 @@ class Bench:
             setting=setting,
             extent=extent,
             notes=notes,
+            threads=torch.get_num_threads(),
             updates_itself=setting.accumulate > 1 and isinstance(step, ModelStep) and step.updates_itself,
         )
         return self.with_interference(assemble(trial, log, self.see_machine(), peaks_of(device)))

@@ -348,8 +348,14 @@ class _Session(Generic[R]):
         clock, gauges = self._clock, {}
         if self._gauges is not None and clock is not None:
             gauges = self._gauges.readings(clock.began_s, clock.over_s)
+        delay = gauges.get("run_delay")
         return msgspec.structs.replace(
-            trial, task=self._request.task(self.job), when=self._when, reference_s=self._reference_s, gauges=gauges
+            trial,
+            task=self._request.task(self.job),
+            when=self._when,
+            reference_s=self._reference_s,
+            gauges=gauges,
+            run_delay=delay.average if delay is not None else None,
         )
 
     def _next(self, trial: Trial | None) -> None:

@@ -1,5 +1,7 @@
 """What Stoker answers: limits, predictions, plans, verdicts, remedies."""
 
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -9,7 +11,7 @@ from msgspec import field
 from stoker.errors import InputError
 from stoker.records.base import Record
 from stoker.records.probes import Probes, Run
-from stoker.records.task import Mode, Precision, Setting
+from stoker.records.task import Mode, Precision, Setting, StartMethod
 from stoker.records.trial import Outcome, Problem, Trial
 from stoker.units import format_seconds, format_workers
 
@@ -89,7 +91,8 @@ class RuledOut(Record, frozen=True):
 class Candidate(Record, frozen=True):
     """A setting with its predicted cost, and its measured cost if it was run.
 
-    The current setting is run even if the request does not allow it. Then it is not `asked_for` and never the plan.
+    The current setting is run even if the request does not allow it, as is a faster batch size than the one that is
+    kept. Then it is not `asked_for` and never the plan. `updates` are an epoch's, in training.
     """
 
     setting: Setting
@@ -97,6 +100,7 @@ class Candidate(Record, frozen=True):
     predicted: Prediction | None = None
     measured: Measured | None = None
     asked_for: bool = True
+    updates: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -111,29 +115,63 @@ class Candidate(Record, frozen=True):
         return self.setting.in_flight_batches * self.setting.batch_size
 
 
-class Remedy(Record, frozen=True):
-    """One change, and the predicted seconds before and after it.
+RemedyKind = Literal["setting", "code", "what_if"]
 
-    `changes` has the fields of the setting that it changes, with their new values. It is empty for a change of anything
-    else.
+
+class Remedy(Record, frozen=True):
+    """One change, the seconds that a run took (or is predicted to take) before it, and those predicted after it.
+
+    A `setting` is a change of the fields in `changes`, with their new values. `code` is a change that the user makes
+    elsewhere. A `what_if` says what something faster would bring; how to make it faster is left open.
     """
 
     change: str
     before_s: float
     after_s: float
     changes: dict[str, int | float | bool | str] = field(default_factory=dict)
+    kind: RemedyKind = "code"
 
     @property
     def sentence(self) -> str:
         return f"{self.change}: {format_seconds(self.before_s)} → {format_seconds(self.after_s)}"
 
 
+class VerifiedRemedy(Record, frozen=True):
+    """A remedy that was run. `before_s` and `after_s` have one run each for every pair, which ran one after the other.
+
+    `problem` says why it has no runs.
+    """
+
+    remedy: Remedy
+    before_s: tuple[float, ...]
+    after_s: tuple[float, ...]
+    problem: str | None = None
+
+    @property
+    def predicted_gain(self) -> float:
+        """How many times as fast the run was predicted to be."""
+        return self.remedy.before_s / max(self.remedy.after_s, 1e-12)
+
+    @property
+    def measured_gain(self) -> float | None:
+        """The median of the pairs' ratios; None without a pair."""
+        ratios = [before / max(after, 1e-12) for before, after in zip(self.before_s, self.after_s, strict=True)]
+        return median(ratios) if ratios else None
+
+
 class Verdict(Record, frozen=True):
-    """The stage that costs a run most of its time, and its share."""
+    """The stage that costs a run most of its time, and its share.
+
+    An `uncertain` verdict may be about the host and not the pipeline: the run's threads had to wait for CPUs, and
+    `doubt` says why. `findings` are sentences about what was seen beside the bottleneck, and hints without figures.
+    """
 
     bottleneck: str
     share: float
     sentence: str
+    uncertain: bool = False
+    doubt: str = ""
+    findings: tuple[str, ...] = ()
 
 
 Planner = Literal["simulate", "algebra", "grid"]
@@ -200,6 +238,9 @@ class Plan(Record, frozen=True):
     seconds: float
     probe_s: float
     algebra: AlgebraAnswer | None = None
+    multiprocessing_context: StartMethod | None = None
+    worker_threads: int | None = None
+    verified: tuple[VerifiedRemedy, ...] = ()
 
     def __repr__(self) -> str:
         """One line: candidates and predictions would fill pages."""
@@ -222,13 +263,16 @@ class Plan(Record, frozen=True):
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
             options["persistent_workers"] = self.persistent_workers
+            if self.multiprocessing_context is not None:
+                options["multiprocessing_context"] = self.multiprocessing_context
         return {**options, "pin_memory": self.pin_memory}
 
     @property
     def line(self) -> str:
         """The line of Python that makes the planned loader."""
         options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
-        return f"DataLoader(dataset, {', '.join(f'{name}={value}' for name, value in options.items())})"
+        shown = (f"{name}={value if name == 'batch_sampler' else repr(value)}" for name, value in options.items())
+        return f"DataLoader(dataset, {', '.join(shown)})"
 
     def loader(self, dataset: Any, **options: Any) -> "DataLoader[Any]":
         """A DataLoader as planned. `options` (shuffle, collate_fn, ...) are passed on and override the plan."""
@@ -236,10 +280,22 @@ class Plan(Record, frozen=True):
 
         planned = self.options
         if options.get("num_workers") == 0:
-            planned = {name: planned[name] for name in planned if name not in ("prefetch_factor", "persistent_workers")}
+            of_workers = ("prefetch_factor", "persistent_workers", "multiprocessing_context")
+            planned = {name: planned[name] for name in planned if name not in of_workers}
+        elif self.worker_threads is not None and self.num_workers:
+            options["worker_init_fn"] = partial(_begin_worker, self.worker_threads, options.get("worker_init_fn"))
         if options.get("batch_sampler") is not None:
             planned.pop("batch_size", None)
         return DataLoader(dataset, **{**planned, **options})
+
+
+def _begin_worker(threads: int, inner: Callable[[int], None] | None, worker: int) -> None:
+    """Let torch use so many threads in a worker, then call the user's own function."""
+    import torch
+
+    torch.set_num_threads(threads)
+    if inner is not None:
+        inner(worker)
 
 
 Method = Literal["auto", "trace", "two-point", "doubling", "search"]

@@ -12,12 +12,13 @@ from stoker.records.base import Record
 from stoker.records.task import Setting
 from stoker.records.trial import Subject
 
-Kind = Literal["load", "slow", "transport", "step", "crowded", "kept", "single"]
+Kind = Literal["load", "slow", "transport", "step", "crowded", "kept", "single", "started", "threaded"]
 """What a run was for.
 
 `load`: loading alone. `slow`: with a consumer that lets batches wait. `transport`: large batches of a few items that
 are loaded once. `step`: steps alone. `crowded`: steps beside a worker that loads. `kept`: loading with a malloc that
-keeps freed memory. `single`: loading without workers, with one thread.
+keeps freed memory. `single`: loading without workers, with one thread. `started`: loading with another start method.
+`threaded`: loading with another number of threads in each worker.
 """
 
 
@@ -59,6 +60,10 @@ class Run(Record, frozen=True):
     update_s: tuple[float, ...] = ()
     item_s: tuple[float, ...] = ()
     stages_s: dict[str, float] = msgspec.field(default_factory=dict)
+    delay_s: tuple[float, ...] = ()
+    output_bytes: dict[str, float] = msgspec.field(default_factory=dict)
+    start_method: str | None = None
+    worker_threads: int | None = None
 
     @property
     def load_s(self) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 import json
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import field
@@ -20,7 +20,8 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
     order, batches come as they are ready: a slow one holds back no other. `multiprocessing_context` is how workers are
-    started, None as Python does. In training there is one update for `accumulate` batches."""
+    started, None as Python does. `worker_threads` are torch's threads in each worker, None as PyTorch sets them: one.
+    In training there is one update for `accumulate` batches."""
 
     batch_size: int = 32
     num_workers: int = 0
@@ -29,6 +30,7 @@ class Setting(Record, frozen=True):
     persistent_workers: bool = False
     in_order: bool = True
     multiprocessing_context: StartMethod | None = None
+    worker_threads: int | None = None
     accumulate: int = 1
     precision: Precision = "fp32"
     channels_last: bool = False
@@ -36,10 +38,14 @@ class Setting(Record, frozen=True):
     cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("num_workers", 0), ("prefetch_factor", 1), ("accumulate", 1)):
+        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "worker_threads": 1, "accumulate": 1}
+        for name, lowest in least.items():
             value = getattr(self, name)
-            if value < least:
-                raise InputError(f"{name.replace('_', ' ')} must be at least {least}, got {value}")
+            if value is not None and value < lowest:
+                raise InputError(f"{name.replace('_', ' ')} must be at least {lowest}, got {value}")
+        if self.multiprocessing_context not in (None, *get_args(StartMethod)):
+            known = ", ".join(get_args(StartMethod))
+            raise InputError(f"no such start method: {self.multiprocessing_context!r}; choose from {known}")
 
     @property
     def in_flight_batches(self) -> int:

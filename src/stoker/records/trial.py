@@ -77,7 +77,11 @@ class Timeline(Record, frozen=True):
 
 
 class WorkerLog(Record, frozen=True):
-    """What each batch saw in its worker: which worker, when it began and ended it, its CPU time, each item's time."""
+    """What each batch saw in its worker: which worker, when it began and ended it, its CPU time, each item's time.
+
+    `delay_s` is how long the worker was ready to run and got no CPU; empty where the system does not say.
+    `output_bytes` are the mean bytes of what decoding and each transform returned for an item.
+    """
 
     worker: tuple[int, ...] = ()
     began_s: tuple[float, ...] = ()
@@ -85,6 +89,14 @@ class WorkerLog(Record, frozen=True):
     cpu_s: tuple[float, ...] = ()
     item_s: tuple[float, ...] = ()
     batch_bytes: tuple[int, ...] = ()
+    delay_s: tuple[float, ...] = ()
+    output_bytes: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of the workers' time in which they used no CPU and wanted none: they read or slept."""
+        span_s = sum(self.ended_s) - sum(self.began_s)
+        return max(0.0, 1 - (sum(self.cpu_s) + sum(self.delay_s)) / span_s) if span_s > 0 else 0.0
 
 
 class Problem(Record, frozen=True):
@@ -100,9 +112,10 @@ class Trial(Record, frozen=True):
     """One measured run of a workload under a setting.
 
     `task` says what was asked and `when` the run began. `interference` is how many CPUs other processes used meanwhile,
-    and `idle_cpus` how many nobody used; None where the system does not say. `reference_s` are times of a short fixed
-    job right before the run: they tell how fast the machine was at that moment. `updates_itself`: the setting
-    accumulates, but the workload's own step makes its updates itself.
+    and `idle_cpus` how many nobody used; None where the system does not say. `run_delay` is how many of the run's own
+    threads were ready to run and got no CPU, on average: None where it was not read. `threads` are torch's in the
+    loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
+    was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     """
 
     outcome: Outcome
@@ -123,6 +136,8 @@ class Trial(Record, frozen=True):
     peaks: dict[str, int] = field(default_factory=dict)
     interference: float | None = None
     idle_cpus: float | None = None
+    run_delay: float | None = None
+    threads: int | None = None
     task: Task | None = None
     when: datetime | None = None
     reference_s: tuple[float, ...] = ()

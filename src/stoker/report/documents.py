@@ -10,11 +10,20 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
-from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, encode, labelled
+from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, VerifiedRemedy, encode, labelled
 
 
-def trial_document(trial: Trial, remedies: Sequence[Remedy]) -> dict[str, Any]:
-    """A trial with the total and share of each stage, the average of each gauge, the verdict and the remedies."""
+def trial_document(
+    trial: Trial,
+    remedies: Sequence[Remedy],
+    *,
+    second: Trial | None = None,
+    verified: Sequence[VerifiedRemedy] = (),
+) -> dict[str, Any]:
+    """A trial with the total and share of each stage, the average of each gauge, the verdict and the remedies.
+
+    `second` is the run at another batch size, `verified` are the remedies that were run.
+    """
     span = whole(trial)
     document: dict[str, Any] = msgspec.to_builtins(trial)
     document["first_batch_s"] = trial.first_batch_s
@@ -30,7 +39,15 @@ def trial_document(trial: Trial, remedies: Sequence[Remedy]) -> dict[str, Any]:
     judged = verdict(trial)
     document["verdict"] = msgspec.to_builtins(judged) if judged else None
     document["remedies"] = [_remedy_document(remedy) for remedy in remedies]
+    document["verified"] = [_verified_document(each) for each in verified]
+    if second is not None:
+        document["second"] = msgspec.to_builtins(second)
     return labelled(trial, document)
+
+
+def _verified_document(each: VerifiedRemedy) -> dict[str, Any]:
+    gains = {"predicted_gain": each.predicted_gain, "measured_gain": each.measured_gain}
+    return {**msgspec.to_builtins(each), **gains}
 
 
 def _remedy_document(remedy: Remedy) -> dict[str, Any]:
@@ -79,6 +96,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         if candidate is not None and candidate.measured is not None:
             row["measured"]["total_s"] = candidate.measured.total_s
     document["remedies"] = [_remedy_document(remedy) for remedy in plan.remedies]
+    document["verified"] = [_verified_document(each) for each in plan.verified]
     return labelled(plan, document)
 
 

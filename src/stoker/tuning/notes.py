@@ -35,7 +35,10 @@ RULES = NoteRules()
 def named(setting: Setting) -> str:
     """A setting in words."""
     ahead = f", {setting.prefetch_factor} ahead" if setting.num_workers and setting.prefetch_factor != 2 else ""
-    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}{ahead}"
+    kind = f", by {setting.multiprocessing_context}" if setting.num_workers and setting.multiprocessing_context else ""
+    if setting.num_workers and setting.worker_threads:
+        kind += f", {setting.worker_threads} threads each"
+    return f"batch {setting.batch_size}, {format_workers(setting.num_workers)}{ahead}{kind}"
 
 
 def unfinished(trials: Sequence[Trial]) -> list[Trial]:
@@ -141,6 +144,36 @@ def global_batch_notes(request: TuneRequest, mode: Mode) -> Iterator[str]:
     """A note if an effective batch was asked for, but there are no updates."""
     if request.global_batch is not None and mode == "infer":
         yield "inference has no updates: a global batch only says which sizes may be chosen"
+
+
+def batch_notes(request: TuneRequest, mode: Mode, keeps: int | None) -> Iterator[str]:
+    """Whether the batch size was kept or searched, in training: it changes what is learned."""
+    if mode != "train" or request.batch_size == "free" or request.global_batch is not None:
+        return
+    if keeps is not None and request.fixed_batch is None:
+        yield f"the current batch of {keeps} is kept, because it changes what is learned; --batch-size free searches it"
+    if keeps is None and request.max_batch is None:
+        yield "nobody named a batch size, so it was searched; --batch-size N keeps yours and tunes the loader"
+
+
+def alternative_notes(best: Candidate, other: Candidate | None, items: int | None) -> Iterator[str]:
+    """What a faster batch size than the one that was kept would change."""
+    if other is None:
+        return
+    size, kept = other.setting.batch_size, best.setting.batch_size
+    updates = (
+        "" if items is None else f", with {-(-items // size):,} updates an epoch in place of {-(-items // kept):,}"
+    )
+    yield f"batch {size} was {best.seconds / other.seconds:.2f} times as fast{updates}: adapt the learning rate"
+
+
+def worker_notes(setting: Setting) -> Iterator[str]:
+    """What the line of the plan cannot say."""
+    if setting.num_workers and setting.worker_threads is not None:
+        yield (
+            f"each worker computes with {setting.worker_threads} threads: call "
+            f"torch.set_num_threads({setting.worker_threads}) in your worker_init_fn"
+        )
 
 
 def training_notes(request: TuneRequest, mode: Mode, batch_size: int, items: int | None) -> Iterator[str]:

@@ -29,6 +29,7 @@ from stoker.records import (
 from stoker.tuning.contest import RULES as CONTEST
 from stoker.tuning.contest import Contest, Listener, best_predicted, job_of, run_job
 from stoker.tuning.request import TuneRequest
+from stoker.tuning.space import RULES as SPACE
 from stoker.tuning.space import candidate_of, with_measured
 
 
@@ -75,11 +76,18 @@ def simulate(choice: Choice) -> Script[Chosen]:
     runners = best_predicted([each for each in found if each.asked_for], choice.objective, choice.left_s)
     current = [each for each in found if request.is_current(each.setting)]
     same_batch = [each for each in found if request.current and each.setting.batch_size == request.current.batch_size]
-    for each in (*current[:1], *same_batch[:1]):  # the current setting, and the best with the same batch size
+    others = [each for each in found if not each.asked_for and each.predicted_s < quicker_s(runners)]
+    # The current setting, the best with its batch size, and the best with another size than the one that is kept.
+    for each in (*current[:1], *same_batch[:1], *others[:1]):
         if each not in runners:
             runners.append(each)
     contest = Contest(runners, choice.objective, choice.left_s, choice.listener, on_gpu=choice.on_gpu)
     return Chosen((yield from contest.script()))
+
+
+def quicker_s(runners: Sequence[Candidate]) -> float:
+    """What a size that nobody asked for must be predicted to take at most, to be worth a comparison."""
+    return (1 - SPACE.worth) * min((each.predicted_s for each in runners), default=math.inf)
 
 
 def grid(choice: Choice) -> Script[Chosen]:

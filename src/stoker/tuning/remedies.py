@@ -1,19 +1,19 @@
-"""What would make a run faster, by predicted gain."""
+"""What would make a run faster, by predicted gain: settings to change, code to change, and what-ifs."""
 
-from collections.abc import Iterator
-from statistics import median
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
-from stoker.analysis.spans import steady
 from stoker.errors import InputError
-from stoker.forecast.constraints import WORKER_COUNTS
+from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
 from stoker.forecast.predictor import Predictor
-from stoker.forecast.probes import facts_of, run_of
+from stoker.forecast.probes import batch_size_of, facts_of, run_of, start_method_of
 from stoker.forecast.samples import item_bytes_of, mean_wait_s, warm_batches
 from stoker.measure.malloc import ENVIRONMENT
-from stoker.records import Probes, Record, Remedy, Setting, Trial
+from stoker.records import Probes, Record, Remedy, RemedyKind, Setting, Trial
+from stoker.tuning.caching import Prefix, deterministic_prefix
 from stoker.tuning.space import RULES as SPACE
 from stoker.units import format_bytes
 
@@ -21,26 +21,25 @@ from stoker.units import format_bytes
 class RemedyRules(Record, frozen=True):
     """Which changes are predicted."""
 
-    worker_counts: tuple[int, ...] = tuple(count for count in WORKER_COUNTS if count <= 16 and count & (count - 1) == 0)
+    worker_counts: tuple[int, ...] = tuple(count for count in WORKER_COUNTS if count & (count - 1) == 0)
     """The powers of two among the worker counts: remedies name a direction, `tune` looks for the best count."""
     prefetches: tuple[int, ...] = (2, 4, 8)
     batch_times: tuple[float, ...] = (0.25, 0.5, 2)
-    """A quarter, half and twice the batch size."""
+    """A quarter, half and twice the batch size, where they lie between sizes that were measured."""
     costly_share: float = 0.1
     """A stage of loading with a smaller share of the time is not worth making faster."""
-    busy_wait: float = 0.1
-    """If the device waits for less than this share of the time, more workers will not help."""
 
 
 RULES = RemedyRules()
 
 
 class Change(NamedTuple):
-    """A change in words, the seconds that a run would take with it, and the fields of the setting that it changes."""
+    """A change in words, the seconds that a run is predicted to take with it, and what it changes."""
 
     text: str
     after_s: float
     changes: dict[str, int | float | bool | str]
+    kind: RemedyKind
 
 
 def remedies(
@@ -50,82 +49,182 @@ def remedies(
     *,
     epochs: int = 1,
     chosen: bool = False,
-    waited: float | None = None,
+    measured_s: float | None = None,
 ) -> list[Remedy]:
-    """Concrete changes that are predicted to save time, the best first; and whether more workers will not help.
+    """Concrete changes that are predicted to save time, the best first; what-ifs come after all others.
 
-    If the setting was `chosen` by runs, other batch sizes and workers are left out. `waited` is the share of a real run
-    in which the device waited: it is more reliable than a prediction.
+    If the setting was `chosen` by runs, other batch sizes and workers are left out. `measured_s` is what the run took:
+    it is the time before each change, and the prediction only says how it changes.
     """
     now = predictor.predict(setting, items, epochs=epochs)
-    changes = list(_changes(predictor, setting, items, epochs))
-    if not chosen:
-        changes += _other_settings(predictor, setting, items, epochs)
+    before_s = now.total_s if measured_s is None else measured_s
+    changes = [*_settings(predictor, setting, items, epochs, chosen=chosen), *_code(predictor, setting, items, epochs)]
     found = [
-        Remedy(change=each.text, before_s=now.total_s, after_s=each.after_s, changes=each.changes)
-        for each in changes
-        if each.after_s < now.total_s * (1 - SPACE.worth)
+        Remedy(change=each.text, before_s=before_s, after_s=after_s, changes=each.changes, kind=each.kind)
+        for each in (*changes, *_what_ifs(predictor, setting, items, epochs))
+        if (after_s := _after_s(before_s, now.total_s, each.after_s)) < before_s * (1 - SPACE.worth)
     ]
-    found.sort(key=lambda remedy: remedy.after_s)
-    waiting = now.wait_share if waited is None else max(waited, now.wait_share)
-    if waiting < RULES.busy_wait:
-        share = 1 - waiting
-        text = f"more workers will not help, as the device works {share:.0%} of the time"
-        found.append(Remedy(change=text, before_s=now.total_s, after_s=now.total_s))
-    return found
+    return sorted(found, key=lambda remedy: (remedy.kind == "what_if", remedy.after_s))
 
 
-def _other_settings(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
-    """Other workers, another prefetch factor, another batch size."""
+def _after_s(before_s: float, now_s: float, after_s: float) -> float:
+    """The measured time less what the prediction saves: the same share of it or the same seconds, whichever is less. A
+    run that took longer than predicted had something in it that the change may leave as it is."""
+    return max(before_s * after_s / now_s, before_s - (now_s - after_s))
 
-    def seconds(**changes: int) -> float:
+
+# ---------------------------------------------------------------- settings
+
+
+def _settings(predictor: Predictor, setting: Setting, items: int, epochs: int, *, chosen: bool) -> Iterator[Change]:
+    """Changes of fields of the setting."""
+
+    def seconds(**changes: int | str | bool) -> float:
         return predictor.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
 
-    cores = max(1, int(predictor.costs.cores))
-    counts = {count for count in (*RULES.worker_counts, cores) if count <= cores and count != setting.num_workers}
-    best = min(((seconds(num_workers=count), count) for count in counts), default=None)
-    if best:
-        after, count = best
-        measured = any(run.num_workers for run in predictor.probes.runs)
-        uncounted = "" if measured or not count else " (what starting them takes was not measured)"
-        yield Change(f"workers {setting.num_workers} → {count}{uncounted}", after, {"num_workers": count})
-    if setting.num_workers:
-        after, ahead = min((seconds(prefetch_factor=ahead), ahead) for ahead in RULES.prefetches)
-        if ahead != setting.prefetch_factor:
-            yield Change(f"prefetch_factor {setting.prefetch_factor} → {ahead}", after, {"prefetch_factor": ahead})
-    sizes = {max(1, int(setting.batch_size * times)) for times in RULES.batch_times}
-    after, size = min((seconds(batch_size=size), size) for size in sizes)
-    yield Change(f"batch {setting.batch_size} → {size}", after, {"batch_size": size})
-
-
-def _changes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
-    """Changes of anything else."""
-
-    def seconds(using: Predictor, **changes: bool) -> float:
-        return using.predict(msgspec.structs.replace(setting, **changes), items, epochs=epochs).total_s
-
+    if not chosen:
+        yield from _workers(predictor, setting, items, epochs)
+        yield from _batch_sizes(predictor, setting, items, epochs)
+        if setting.num_workers:
+            after, ahead = min((seconds(prefetch_factor=ahead), ahead) for ahead in RULES.prefetches)
+            if ahead != setting.prefetch_factor:
+                text = f"prefetch_factor {setting.prefetch_factor} → {ahead}"
+                yield Change(text, after, {"prefetch_factor": ahead}, "setting")
     if setting.num_workers > 1 and setting.in_order:
-        after_s = seconds(predictor, in_order=False)
-        yield Change("in_order=False, if any order of batches will do", after_s, {"in_order": False})
+        text = "in_order=False, if any order of batches will do"
+        yield Change(text, seconds(in_order=False), {"in_order": False}, "setting")
     if epochs > 1 and setting.num_workers and not setting.persistent_workers:
-        after_s = seconds(predictor, persistent_workers=True)
-        yield Change("persistent_workers=True", after_s, {"persistent_workers": True})
-    costly = [name for name in ("decode", "transform") if predictor.costs.shares.get(name, 0) > RULES.costly_share]
-    for name in costly:
-        yield Change(f"{name} twice as fast", seconds(predictor.changed({name: 2.0})), {})
-    if "decode" in costly:
-        stored = items * item_bytes_of(predictor.probes)
-        decoded = predictor.changed({}, item=_read_only_share(predictor, setting.batch_size))
-        yield Change(f"keep decoded tensors ({format_bytes(stored)} of disk)", seconds(decoded), {})
-    malloc = _malloc_share(predictor.probes)
+        after_s = seconds(persistent_workers=True)
+        yield Change("persistent_workers=True", after_s, {"persistent_workers": True}, "setting")
+    pinned = {run.pinned for run in predictor.probes.of("load") if run.num_workers}
+    if predictor.probes.subject.device.startswith("cuda") and len(pinned) > 1:
+        other = not setting.pin_memory
+        yield Change(f"pin_memory={other}", seconds(pin_memory=other), {"pin_memory": other}, "setting")
+    if setting.num_workers:
+        yield from _worker_kinds(predictor, setting, items, epochs)
+
+
+def _worker_kinds(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
+    """Workers that are started in another way or have more threads, where such workers were probed."""
+    now = setting.multiprocessing_context or predictor.start_method
+    for method in dict.fromkeys((*filter(None, [predictor.start_method]), *predictor.starts)):
+        if method != now:
+            other = msgspec.structs.replace(setting, multiprocessing_context=method)
+            after_s = predictor.predict(other, items, epochs=epochs).total_s
+            text = f'multiprocessing_context="{method}" in place of {now}'
+            yield Change(text, after_s, {"multiprocessing_context": method}, "setting")
+    own = predictor.probes.setting.worker_threads or 1
+    for threads in {own, *predictor.thread_shares} - {setting.worker_threads or 1}:
+        other = msgspec.structs.replace(setting, worker_threads=threads)
+        after_s = predictor.predict(other, items, epochs=epochs).total_s
+        text = f"threads in each worker {setting.worker_threads or 1} → {threads} (torch.set_num_threads)"
+        yield Change(text, after_s, {"worker_threads": threads}, "setting")
+
+
+def _workers(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
+    """The number of workers with the best prediction: as many as keep the CPUs busy, which are more than there are CPUs
+    if items wait for storage or a network."""
+    probes, costs = predictor.probes, predictor.costs
+    bounds = msgspec.structs.replace(
+        bounds_of(probes.machine, waiting_share=costs.waiting_share), usable_cores=max(1.0, costs.cores)
+    )
+    item_bytes = item_bytes_of(probes)
+    timed: list[tuple[float, int]] = []
+    for count in sorted({*RULES.worker_counts, max(1, int(costs.cores)), workers_that_pay(bounds)}):
+        other = msgspec.structs.replace(setting, num_workers=count)
+        if count != setting.num_workers and ruled_out(other, item_bytes, bounds) is None:
+            timed.append((predictor.predict(other, items, epochs=epochs).total_s, count))
+    if not timed:
+        return
+    least_s = min(timed)[0]
+    # The fewest workers that are about as quick: each one more takes memory.
+    after_s, count = next(each for each in timed if each[0] <= least_s * (1 + SPACE.worth))
+    started = any(run.num_workers for run in probes.runs)
+    uncounted = "" if started or not count else " (what starting them takes was not measured)"
+    yield Change(f"workers {setting.num_workers} → {count}{uncounted}", after_s, {"num_workers": count}, "setting")
+
+
+def _batch_sizes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
+    """The batch size with the best prediction, among and between sizes whose steps were measured. From a single size
+    nothing is known about others: a step may cost the same at half of it."""
+    probes = predictor.probes
+    measured = {run.batch_size for run in probes.of("step")}
+    if probes.subject.batch_sampler or len(measured) < 2:
+        return
+    sizes = measured | {int(setting.batch_size * times) for times in RULES.batch_times}
+    sizes = {size for size in sizes if min(measured) <= size <= max(measured)} - {setting.batch_size}
+
+    def seconds(size: int) -> float:
+        other = msgspec.structs.replace(setting, batch_size=size)
+        return predictor.predict(other, items, epochs=epochs).total_s
+
+    after_s, size = min((seconds(size), size) for size in sizes)
+    trains = probes.subject.mode == "train"
+    updates = f" ({-(-items // size):,} updates an epoch in place of {-(-items // setting.batch_size):,})"
+    text = f"batch {setting.batch_size} → {size}{updates if trains else ''}"
+    yield Change(text, after_s, {"batch_size": size}, "setting")
+
+
+# ---------------------------------------------------------------- code and what-ifs
+
+
+def _code(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
+    """Changes that a user makes outside the setting."""
+
+    def seconds(share: float) -> float:
+        return predictor.changed({}, item=share).predict(setting, items, epochs=epochs).total_s
+
+    probes = predictor.probes
+    prefix = deterministic_prefix(predictor.costs.shares, _output_bytes(probes))
+    if prefix is not None and prefix.share > RULES.costly_share:
+        share = _cached_share(predictor, setting.batch_size, prefix)
+        yield Change(_caching_in_words(prefix, probes.subject.items), seconds(share), {}, "code")
+    malloc = _malloc_share(probes)
     if malloc is not None and setting.num_workers:
-        after_s = seconds(predictor.changed({}, item=malloc))
-        yield Change(f"let malloc keep memory ({ENVIRONMENT} before python)", after_s, {})
-    thread = _one_thread_share(predictor.probes)
+        yield Change(f"let malloc keep memory ({ENVIRONMENT} before python)", seconds(malloc), {}, "code")
+    thread = _one_thread_share(probes)
     if thread is not None and not setting.num_workers:
-        after_s = seconds(predictor.changed({}, item=thread))
-        yield Change("load with one thread (torch.set_num_threads(1))", after_s, {})
-    yield Change("a device twice as fast", seconds(predictor.changed({"step": 2.0})), {})
+        yield Change("load with one thread (torch.set_num_threads(1))", seconds(thread), {}, "code")
+
+
+def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
+    """What a faster stage or device would bring."""
+
+    def seconds(stage: str) -> float:
+        return predictor.changed({stage: 2.0}).predict(setting, items, epochs=epochs).total_s
+
+    for stage in ("read", "decode", "transform", "item"):
+        if predictor.costs.shares.get(stage, 0) > RULES.costly_share:
+            words = "the dataset's own code" if stage == "item" else stage
+            yield Change(f"{words} twice as fast", seconds(stage), {}, "what_if")
+    yield Change("a device twice as fast", seconds("step"), {}, "what_if")
+
+
+def _caching_in_words(prefix: Prefix, items: int | None) -> str:
+    what = "decoded images" if prefix.last is None else f"items as {prefix.last} returns them"
+    stops = f", before {prefix.stops_at}" if prefix.stops_at else ""
+    size = f"{format_bytes(prefix.item_bytes)} an item"
+    if items is not None:
+        size = f"{format_bytes(items * prefix.item_bytes)} for all {items:,} items"
+    return f"cache {what}{stops} ({size})"
+
+
+def _output_bytes(probes: Probes) -> dict[str, float]:
+    """The mean bytes of what each stage returned for an item, over the loading runs that know."""
+    found: dict[str, list[float]] = {}
+    for run in probes.of("load"):
+        for name, size_bytes in run.output_bytes.items():
+            found.setdefault(name, []).append(size_bytes)
+    return {name: fmean(values) for name, values in found.items()}
+
+
+def _cached_share(predictor: Predictor, batch_size: int, prefix: Prefix) -> float:
+    """The share of an item's time that is left if the prefix is cached: all the rest, and one copy of the cached bytes.
+    Collating is such a copy, and was measured."""
+    costs = predictor.costs
+    copies = prefix.item_bytes / max(item_bytes_of(predictor.probes), 1.0)
+    copying_s = costs.collate_s.at(batch_size) / batch_size * copies
+    return min(1.0, 1 - prefix.share + copying_s / max(costs.worker_item_s.at(batch_size), 1e-12))
 
 
 def _malloc_share(probes: Probes) -> float | None:
@@ -148,35 +247,37 @@ def _one_thread_share(probes: Probes) -> float | None:
     return None
 
 
-def _read_only_share(predictor: Predictor, batch_size: int) -> float:
-    """The share of an item's time to read it as a stored tensor: reading as now, and one copy of its bytes.
-
-    Collating is such a copy, and was measured.
-    """
-    costs = predictor.costs
-    copying = costs.collate_s.at(batch_size) / batch_size / max(costs.worker_item_s.at(batch_size), 1e-12)
-    return min(1.0, costs.shares.get("read", 0.0) + copying)
+# ---------------------------------------------------------------- from profiled runs
 
 
-def waited_share(trial: Trial) -> float | None:
-    """The share of a finished run's steady state in which the device waited for data."""
-    span = steady(trial) if trial.outcome == "done" else None
-    return span.share("wait") if span else None
-
-
-def advise(trial: Trial) -> list[Remedy]:
+def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """What would help, predicted from one profiled run alone. This is rougher than with probes.
 
-    The list is empty for a run that did not finish, or that loaded nothing.
+    `others` are runs of the same workload at other settings: with another batch size among them, batch sizes are
+    advised too. The list is empty for a run that did not finish, or that loaded nothing.
     """
-    if trial.outcome != "done" or trial.machine is None or not trial.workers.began_s or not trial.items:
+    if not _says_enough(trial) or trial.machine is None:
         return []
-    runs = (run_of(trial, "load"), run_of(trial, "step"))
-    probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=trial.setting, runs=runs)
+    runs = [
+        run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))
+    ]
+    # Its steps include accumulation already, and a batch sampler may have made batches of another size.
+    method = start_method_of(trial)
+    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
+    base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
+    probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
     try:
         epochs = len(trial.timeline.batches)
         items = max(1, trial.items // epochs)
-        setting = msgspec.structs.replace(trial.setting, accumulate=1)  # its steps include accumulation already
-        return remedies(Predictor(probes), setting, items, epochs=epochs, waited=waited_share(trial))
+        return remedies(Predictor(probes), now, items, epochs=epochs, measured_s=trial.total_s)
     except InputError:
         return []
+
+
+def _says_enough(trial: Trial) -> bool:
+    return trial.outcome == "done" and bool(trial.workers.began_s) and trial.items > 0
+
+
+def settings_among(found: Sequence[Remedy]) -> list[Remedy]:
+    """The remedies that a run can verify."""
+    return [remedy for remedy in found if remedy.kind == "setting"]

@@ -1,12 +1,12 @@
 """What is asked of `tune`: one record for the command line and Python, which checks itself."""
 
 import math
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from stoker.errors import InputError
-from stoker.records import Mode, Objective, Planner, Precision, Record, RuledOut, Setting
+from stoker.records import Mode, Objective, Planner, Precision, Record, RuledOut, Setting, StartMethod
 
 
 class TuneRequest(Record, frozen=True):
@@ -22,8 +22,9 @@ class TuneRequest(Record, frozen=True):
     """... this many times. Workers then persist."""
     throughput: bool = False
     """Find the highest steady rate instead; starting up does not count."""
-    batch_size: int | None = None
-    """Fixed: only the workers are chosen."""
+    batch_size: int | Literal["free"] | None = None
+    """Fixed: only the loader is tuned. `free` searches it. By default training keeps the batch of `current`, because it
+    changes what is learned, and a batch that nobody named is searched."""
     max_batch: int | None = None
     """No batch above this."""
     global_batch: int | None = None
@@ -39,23 +40,37 @@ class TuneRequest(Record, frozen=True):
     mode: Mode | None = None
     device: str = "auto"
     precision: Precision = "fp32"
+    start_methods: tuple[StartMethod, ...] = ()
+    """Ways to start workers to choose from, beside the current one."""
+    worker_threads: tuple[int, ...] = ()
+    """Numbers of torch's threads in each worker to choose from, beside the current one."""
+    verify: bool = False
+    """Run the first two remedies that are settings beside the plan."""
     budget_s: float = 60.0
     """About how long tuning may take."""
     planner: Planner = "simulate"
 
     def __post_init__(self) -> None:
-        for name in ("items", "epochs", "batch_size", "max_batch", "global_batch", "gpus"):
+        for name in ("items", "epochs", "fixed_batch", "max_batch", "global_batch", "gpus"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
+                name = "batch size" if name == "fixed_batch" else name.replace("_", " ")
+                raise InputError(f"{name} must be at least 1, got {value}")
+        if isinstance(self.batch_size, str) and self.batch_size != "free":
+            raise InputError(f"a batch size is a number or free, got {self.batch_size!r}")
+        if self.worker_threads and min(self.worker_threads) < 1:
+            raise InputError(f"worker threads must be at least 1, got {min(self.worker_threads)}")
+        for method in self.start_methods:
+            if method not in get_args(StartMethod):
+                raise InputError(f"no such start method: {method!r}; choose from {', '.join(get_args(StartMethod))}")
         if not 0 < self.budget_s < math.inf:
             raise InputError(f"the budget must be above 0 s, got {self.budget_s:g}")
         if self.planner not in get_args(Planner):
             raise InputError(f"no such planner: {self.planner!r}; choose {', '.join(get_args(Planner))}")
         if self.global_batch is not None and self.global_batch % self.gpus:
             raise InputError(f"a global batch of {self.global_batch} cannot be split evenly over {self.gpus} GPUs")
-        if self.global_batch is not None and self.batch_size is not None:
-            self.accumulation(self.batch_size)
+        if self.global_batch is not None and self.fixed_batch is not None:
+            self.accumulation(self.fixed_batch)
 
     @classmethod
     def of(cls, **options: Any) -> "TuneRequest":
@@ -78,9 +93,24 @@ class TuneRequest(Record, frozen=True):
         return Objective(items=items, epochs=self.epochs, kind="throughput" if self.throughput else "time")
 
     @property
+    def fixed_batch(self) -> int | None:
+        """The batch size that was asked for."""
+        return None if isinstance(self.batch_size, str) else self.batch_size
+
+    def kept_batch(self, mode: Mode) -> int | None:
+        """The batch size that tuning keeps: the one that was asked for, and in training the current one if nothing asks
+        for another."""
+        if self.fixed_batch is not None:
+            return self.fixed_batch
+        searched = self.batch_size == "free" or self.max_batch is not None or self.global_batch is not None
+        if mode != "train" or self.current is None or searched:
+            return None
+        return self.current.batch_size
+
+    @property
     def bounds_the_batch(self) -> bool:
         """Whether the request says anything about the batch size."""
-        return (self.batch_size, self.max_batch, self.global_batch) != (None, None, None)
+        return (self.fixed_batch, self.max_batch, self.global_batch) != (None, None, None)
 
     @property
     def global_share(self) -> int | None:
@@ -123,18 +153,31 @@ class TuneRequest(Record, frozen=True):
         now = self.current
         if now is None or (now.batch_size, now.num_workers) != (setting.batch_size, setting.num_workers):
             return False
-        return isinstance(setting, RuledOut) or now.prefetch_factor == setting.prefetch_factor or not now.num_workers
+        if isinstance(setting, RuledOut) or not now.num_workers:
+            return True
+        return all(getattr(now, name) == getattr(setting, name) for name in _OF_WORKERS)
+
+
+_OF_WORKERS = ("prefetch_factor", "multiprocessing_context", "worker_threads")
+"""Fields that say nothing without workers."""
 
 
 def parse_current(text: str) -> Setting:
-    """The setting in `batch=64,workers=4` or `batch=64,workers=4,prefetch=2`. Raises InputError for anything else."""
-    names = {"batch": "batch_size", "workers": "num_workers", "prefetch": "prefetch_factor"}
+    """The setting in `batch=64,workers=4`, to which `prefetch=2`, `threads=2` (in each worker) and `start=spawn` may be
+    added. Raises InputError for anything else."""
+    names = {
+        "batch": "batch_size",
+        "workers": "num_workers",
+        "prefetch": "prefetch_factor",
+        "threads": "worker_threads",
+        "start": "multiprocessing_context",
+    }
     values: dict[str, Any] = {}
     for part in text.split(","):
-        name, _, value = part.strip().partition("=")
-        if name not in names or not value.strip().isdecimal():
+        name, _, value = (each.strip() for each in part.partition("="))
+        if name not in names or not (name == "start" or value.isdecimal()):
             raise InputError(f"{text!r} is no setting; write it like batch=64,workers=4")
-        values[names[name]] = int(value)
+        values[names[name]] = value if name == "start" else int(value)
     if not {"batch_size", "num_workers"} <= values.keys():
         raise InputError(f"{text!r} is half a setting; write it like batch=64,workers=4")
     return Setting(**values)

@@ -9,7 +9,7 @@ from stoker.forecast.constraints import WORKER_COUNTS, Bounds, ruled_out, worker
 from stoker.forecast.predictor import RULES as PREDICTION
 from stoker.forecast.predictor import Predictor
 from stoker.forecast.samples import item_bytes_of
-from stoker.records import Bound, Candidate, Measured, Objective, Record, RuledOut, Setting
+from stoker.records import Bound, Candidate, Measured, Mode, Objective, Record, RuledOut, Setting
 from stoker.tuning.request import TuneRequest
 
 
@@ -30,6 +30,10 @@ class SpaceRules(Record, frozen=True):
     """This many of the best are predicted again with all seeds."""
     prefetches: tuple[int, ...] = (4, 8)
     """Larger prefetch factors than PyTorch's default of 2..."""
+    compared: tuple[float, ...] = (0.5, 4)
+    """Sizes that are probed and compared with one that is kept, as multiples of it..."""
+    between: tuple[float, ...] = (2,)
+    """... and those that are only predicted first."""
     further: int = 6
     """... are considered for this many of the best settings."""
     worth: float = 0.03
@@ -47,12 +51,23 @@ class Space(Record, frozen=True):
 
     request: TuneRequest
     largest: int = RULES.largest_batch
+    keeps: int | None = None
+    """The size that is kept, if one is..."""
+    compares: bool = False
+    """... and whether others are run beside it, to show what they would bring."""
+
+    @classmethod
+    def of(cls, request: TuneRequest, mode: Mode) -> "Space":
+        """The sizes that a request allows in this mode."""
+        keeps = request.kept_batch(mode)
+        compares = keeps is not None and mode == "train" and request.planner == "simulate"
+        return cls(request=request, keeps=keeps, compares=compares and request.global_batch is None)
 
     def batch_sizes(self, ceiling: int | None, items: int | None) -> list[int]:
         """The sizes to consider, in ascending order. None is above the ceiling of the device or the number of items."""
         request = self.request
-        if request.batch_size is not None:
-            return [request.batch_size]
+        if self.keeps is not None:
+            return [self.keeps]
         most = min(size for size in (request.max_batch or self.largest, ceiling, items) if size is not None)
         if request.global_share is not None:
             share = request.global_share
@@ -68,8 +83,17 @@ class Space(Record, frozen=True):
 
     def probe_sizes(self, ceiling: int | None) -> list[int]:
         """The least, a middle and the largest size. What lies between is interpolated."""
+        if self.keeps is not None and self.compares:
+            return sorted({self.keeps, *self.other_sizes(ceiling)})
         sizes = self.batch_sizes(ceiling, None)
         return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+    def other_sizes(self, most: int | None) -> list[int]:
+        """Sizes beside the one that is kept, none above `most`: only to show what they would bring."""
+        if self.keeps is None or not self.compares:
+            return []
+        sizes = {int(self.keeps * times) for times in RULES.compared}
+        return sorted(size for size in sizes if size >= 1 and (most is None or size <= most))
 
     def worker_counts(self, bounds: Bounds) -> list[int]:
         """Numbers of workers up to twice what pays, so that the plan shows what is ruled out; and the current one."""
@@ -87,10 +111,11 @@ def candidates_of(
     request, item_bytes = space.request, item_bytes_of(predictor.probes)
     items = min(predictor.probes.subject.items or objective.items, objective.items)
     sizes = space.batch_sizes(None, items)
-    if request.batch_size is None:  # larger sizes are ruled out by name, but below them there has to be something
+    if space.keeps is None:  # larger sizes are ruled out by name, but below them there has to be something
         least = Setting(batch_size=sizes[0], accumulate=2 if request.global_batch else 1)
         sizes = sorted({*sizes, *space.batch_sizes(_size_that_fits(item_bytes, bounds, least), items)})
-    pairs = [(size, workers) for size in sizes for workers in space.worker_counts(bounds)]
+    others = _compared(space, items, bounds.max_batch)
+    pairs = [(size, workers) for size in (*sizes, *others) for workers in space.worker_counts(bounds)]
     if request.current is not None:
         pairs.append((request.current.batch_size, request.current.num_workers))
     found: list[Candidate] = []
@@ -100,7 +125,7 @@ def candidates_of(
         setting = msgspec.structs.replace(base, batch_size=size, num_workers=workers)
         setting, broken = _allowed(request.accumulating(setting, asked_for=asked_for), request, item_bytes, bounds)
         is_current = request.is_current(setting)
-        if broken is not None:
+        if broken is not None and size not in others:
             out.append(broken)
         if broken is None or (is_current and broken.bound == "cpus"):
             found.append(
@@ -108,7 +133,40 @@ def candidates_of(
             )
     found = _with_care(found, request, predictor, objective)
     further = [_further(each, request, predictor, objective, bounds, item_bytes) for each in found[: RULES.further]]
-    return sorted([*found, *filter(None, further)], key=lambda each: each.predicted_s), out
+    kinds = [
+        candidate_of(setting, request, predictor, objective, asked_for=each.asked_for)
+        for each in found[: RULES.further]
+        for setting in _worker_kinds(each.setting, request, predictor)
+    ]
+    return sorted([*found, *filter(None, further), *kinds], key=lambda each: each.predicted_s), out
+
+
+def _compared(space: Space, items: int, ceiling: int | None) -> list[int]:
+    """Sizes that are predicted beside the one that is kept."""
+    most = min(size for size in (items, ceiling) if size is not None)
+    probed = space.other_sizes(most)
+    if not probed or space.keeps is None:
+        return []
+    between = {int(space.keeps * times) for times in RULES.between}
+    return sorted({*probed, *(size for size in between if size <= most)})
+
+
+def _worker_kinds(setting: Setting, request: TuneRequest, predictor: Predictor) -> list[Setting]:
+    """The setting with each start method and number of threads that was asked for and probed."""
+    if not setting.num_workers:
+        return []
+    methods = [method for method in request.start_methods if method in predictor.starts]
+    threads = [count for count in request.worker_threads if count in predictor.thread_shares]
+    kinds = [
+        msgspec.structs.replace(
+            setting,
+            multiprocessing_context=method or setting.multiprocessing_context,
+            worker_threads=count or setting.worker_threads,
+        )
+        for method in (None, *methods)
+        for count in (None, *threads)
+    ]
+    return kinds[1:]
 
 
 def _allowed(

@@ -15,13 +15,28 @@ from stoker.forecast.predictor import Predictor, items_of
 from stoker.forecast.probe import prober as prober_of
 from stoker.forecast.runner import unusable
 from stoker.measure.session import Script
-from stoker.records import Candidate, Limit, Objective, Plan, Probes, Record, Remedy, RuledOut, Setting, Trial
+from stoker.records import (
+    Candidate,
+    Limit,
+    Objective,
+    Plan,
+    Probes,
+    Record,
+    Remedy,
+    RuledOut,
+    Setting,
+    Subject,
+    Trial,
+)
 from stoker.tuning import notes
 from stoker.tuning.contest import Listener, knee
 from stoker.tuning.planners import PLANNERS, Choice, Chosen
-from stoker.tuning.remedies import remedies, waited_share
+from stoker.tuning.remedies import remedies, settings_among
 from stoker.tuning.request import TuneRequest
+from stoker.tuning.space import RULES as SPACE
 from stoker.tuning.space import Space, candidates_of, larger_size
+from stoker.tuning.verification import RULES as VERIFICATION
+from stoker.tuning.verification import verification
 
 
 class TunerRules(Record, frozen=True):
@@ -70,7 +85,13 @@ class Tuner:
     ) -> None:
         self._request, self._space, self.ceiling = request, Space(request=request), ceiling
         self._began, self._on_event = began, on_event
-        self._base = Setting(precision=request.precision, persistent_workers=request.epochs > 1)
+        now = request.current or Setting()
+        self._base = Setting(
+            precision=request.precision,
+            persistent_workers=request.epochs > 1,
+            multiprocessing_context=now.multiprocessing_context,
+            worker_threads=now.worker_threads,
+        )
         self._trials: list[Trial] = []
         self._notes: list[str] = []
         self._probes: Probes | None = None
@@ -85,6 +106,9 @@ class Tuner:
             budget_s=RULES.probe_share * request.budget_s,
             host_memory_bytes=request.host_memory_bytes,
             needs_length=request.items is None,
+            sizes_for=self._probe_sizes,
+            start_methods=request.start_methods,
+            worker_threads=request.worker_threads,
             on_event=self._on_event,
         )
         probes = yield from prober.script()
@@ -94,7 +118,7 @@ class Tuner:
         self._notes += notes.global_batch_notes(request, subject.mode)
         if subject.batch_sampler:
             self._request = request.with_batch(probes.runs[0].batch_size)
-            self._space = Space(request=self._request)
+            self._space = Space(request=self._request, keeps=self._request.fixed_batch)
         for _ in range(RULES.further_times):
             size = self._larger_size(probes)
             more = size and (yield from prober.further(size, RULES.further_share * request.budget_s))
@@ -106,6 +130,11 @@ class Tuner:
         if self.ceiling is None and _on_gpu(probes) and probes.ran_out:
             return None
         return (yield from self.choose())
+
+    def _probe_sizes(self, subject: Subject) -> list[int]:
+        """The sizes to probe, once it is known whether the workload trains."""
+        self._space = Space.of(self._request, subject.mode)
+        return self._space.probe_sizes(self.ceiling and self.ceiling.batch_size)
 
     def choose(self) -> Script[Plan]:
         """Everything after the probes. Raises InputError if nothing fits the machine, or if all runs fail."""
@@ -122,10 +151,19 @@ class Tuner:
         )
         found, out = candidates_of(self._space, self._base, predictor, per_gpu, bounds)
         if not any(each.asked_for for each in found):
-            raise InputError(f"nothing fits this machine: {out[0].sentence}" if out else "there is nothing to choose")
+            searches = "; --batch-size free searches one that fits" if self._request.fixed_batch is None else ""
+            searches = searches if self._space.keeps is not None else ""
+            why = f"nothing fits this machine: {out[0].sentence}{searches}" if out else "there is nothing to choose"
+            raise InputError(why)
         chosen = yield from PLANNERS[self._request.planner](self._choice(found, per_gpu, predictor, bounds))
         self._check(chosen.ran)
-        return self._plan(objective, per_gpu, predictor, chosen, out)
+        plan = self._plan(objective, per_gpu, predictor, chosen, out)
+        if not self._request.verify:
+            return plan
+        tried = settings_among(plan.remedies)[: VERIFICATION.remedies]
+        best = self._best(chosen.ran)
+        verified = yield from verification(best.setting, tried, per_gpu, best.seconds)
+        return msgspec.structs.replace(plan, verified=tuple(verified), seconds=perf_counter() - self._began)
 
     def _choice(self, found: Sequence[Candidate], per_gpu: Objective, predictor: Predictor, bounds: Bounds) -> Choice:
         return Choice(
@@ -144,7 +182,7 @@ class Tuner:
 
         In training this is only a note: how many items an update sees changes what is learned.
         """
-        if self._request.planner != "simulate" or probes.ran_out:
+        if self._request.planner != "simulate" or probes.ran_out or self._space.keeps is not None:
             return None
         per_gpu = self._per_gpu(probes)
         items = min(probes.subject.items or self._objective(probes).items, per_gpu.items)
@@ -208,11 +246,11 @@ class Tuner:
         done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
         return next((trial for trial in done if _same(trial.setting, setting)), None)
 
-    def _remedies(
-        self, predictor: Predictor, setting: Setting, per_gpu: Objective, trial: Trial | None
-    ) -> list[Remedy]:
-        waited = waited_share(trial) if trial else None
-        return remedies(predictor, setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True, waited=waited)
+    def _remedies(self, predictor: Predictor, best: Candidate, per_gpu: Objective) -> list[Remedy]:
+        measured_s = best.measured.total_s if best.measured else None
+        return remedies(
+            predictor, best.setting, per_gpu.items, epochs=per_gpu.epochs, chosen=True, measured_s=measured_s
+        )
 
     def _all_notes(self, best: Candidate, probes: Probes, chosen: Chosen, out: Sequence[RuledOut]) -> Iterator[str]:
         request, subject = self._request, probes.subject
@@ -225,6 +263,10 @@ class Tuner:
         yield from notes.choice_notes(best, chosen.ran)
         yield from notes.stream_notes(probes, best, self._trials)
         yield from notes.training_notes(request, subject.mode, best.setting.batch_size, subject.items)
+        if not subject.batch_sampler:
+            yield from notes.batch_notes(request, subject.mode, self._space.keeps)
+        yield from notes.alternative_notes(best, _alternative(best, chosen.ran), subject.items)
+        yield from notes.worker_notes(best.setting)
 
     def _plan(
         self,
@@ -252,16 +294,27 @@ class Tuner:
             predicted=best.predicted,
             measured=best.measured,
             current=next((each for each in chosen.ran if self._request.is_current(each.setting)), None),
-            candidates=tuple(chosen.ran),
+            candidates=tuple(self._rows(best, chosen.ran, probes)),
             ruled_out=tuple(out),
             verdict=verdict(trial) if trial else None,
             predicted_s=best.predicted_s,
-            remedies=tuple(self._remedies(predictor, setting, per_gpu, trial)),
+            remedies=tuple(self._remedies(predictor, best, per_gpu)),
             notes=tuple(self._all_notes(best, probes, chosen, out)),
             seconds=perf_counter() - self._began,
             probe_s=probes.seconds,
             algebra=chosen.algebra,
+            multiprocessing_context=setting.multiprocessing_context,
+            worker_threads=setting.worker_threads,
         )
+
+    def _rows(self, best: Candidate, ran: Sequence[Candidate], probes: Probes) -> Iterator[Candidate]:
+        """The candidates as the plan shows them: the best, a faster batch size if there is one, the others."""
+        first = [best, *filter(None, [_alternative(best, ran)])]
+        items = probes.subject.items
+        for each in (*first, *(other for other in ran if other not in first)):
+            trains = probes.subject.mode == "train" and items is not None
+            per_update = each.setting.batch_size * each.setting.accumulate * self._request.gpus
+            yield msgspec.structs.replace(each, updates=-(-(items or 0) // per_update) if trains else None)
 
 
 def _on_gpu(probes: Probes) -> bool:
@@ -269,8 +322,18 @@ def _on_gpu(probes: Probes) -> bool:
 
 
 def _same(one: Setting, other: Setting) -> bool:
-    return (one.batch_size, one.num_workers, one.prefetch_factor) == (
-        other.batch_size,
-        other.num_workers,
-        other.prefetch_factor,
-    )
+    names = ("batch_size", "num_workers", "prefetch_factor", "multiprocessing_context", "worker_threads")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _alternative(best: Candidate, ran: Sequence[Candidate]) -> Candidate | None:
+    """The fastest setting with a batch size that is not the one that was kept, if it was faster than the plan."""
+    faster = [
+        each
+        for each in ran
+        if not each.asked_for
+        and each.measured is not None
+        and each.setting.batch_size != best.setting.batch_size
+        and each.seconds < best.seconds * (1 - SPACE.worth)
+    ]
+    return min(faster, key=lambda each: each.seconds, default=None)

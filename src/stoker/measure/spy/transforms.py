@@ -22,9 +22,11 @@ class SpiedCall:
             return self._inner(*args, **kwargs)
         active.enter(self._name)
         try:
-            return self._inner(*args, **kwargs)
+            found = self._inner(*args, **kwargs)
         finally:
             active.leave()
+        active.returned(self._name, bytes_of(found))
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_inner":
@@ -33,6 +35,17 @@ class SpiedCall:
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of an image or a tensor, or of the first one in a tuple; 0 for anything else."""
+    value = value[0] if isinstance(value, tuple | list) and value else value
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if hasattr(value, "getbands"):  # PIL
+        return value.width * value.height * len(value.getbands())  # type: ignore[no-any-return]
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 _TRANSFORM_NAMES = ("transform", "transforms", "target_transform")

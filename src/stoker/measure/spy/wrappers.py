@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 from stoker import marks
+from stoker.measure.rundelay import RunDelay
 from stoker.measure.spy import decoders
 from stoker.measure.spy.transforms import spy_transforms
 
@@ -31,19 +32,30 @@ from stoker.measure.spy.transforms import spy_transforms
 class Stamp:
     """What happened to one batch before the loop had it: a `log.WorkerStamp`, small to pickle."""
 
-    __slots__ = ("began", "cpu_s", "ended", "item_s", "sums", "worker")
+    __slots__ = ("began", "cpu_s", "delay_s", "ended", "item_s", "outputs", "sums", "worker")
 
-    def __init__(self, began: float, ended: float, cpu_s: float, sums: dict[str, float], item_s: list[float]) -> None:
+    def __init__(
+        self,
+        began: float,
+        ended: float,
+        cpu_s: float,
+        sums: dict[str, float],
+        item_s: list[float],
+        *,
+        delay_s: float | None = None,
+        outputs: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
         info = get_worker_info()
         self.worker = info.id if info else -1
-        self.began, self.ended, self.cpu_s = began, ended, cpu_s
-        self.sums, self.item_s = sums, item_s
+        self.began, self.ended, self.cpu_s, self.delay_s = began, ended, cpu_s, delay_s
+        self.sums, self.item_s, self.outputs = sums, item_s, outputs or {}
 
     def __getstate__(self) -> tuple[Any, ...]:
-        return (self.worker, self.began, self.ended, self.cpu_s, self.sums, self.item_s)
+        return tuple(getattr(self, name) for name in self.__slots__)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.worker, self.began, self.ended, self.cpu_s, self.sums, self.item_s = state
+        for name, value in zip(self.__slots__, state, strict=True):
+            setattr(self, name, value)
 
 
 class Ledger:
@@ -53,11 +65,13 @@ class Ledger:
         self.recorder = marks.Recorder()
         self._began: float | None = None
         self._cpu_began = 0.0
+        self._delay = RunDelay()
+        self._delay_began: float | None = None
         self._item_s: list[float] = []
 
     def open_item(self) -> None:
         if self._began is None:
-            self._cpu_began = thread_time()
+            self._cpu_began, self._delay_began = thread_time(), self._delay.seconds()
             self._began = perf_counter()
         self.recorder.enter("item")
 
@@ -74,7 +88,16 @@ class Ledger:
     def close_batch(self) -> Stamp:
         now = perf_counter()
         began = now if self._began is None else self._began
-        stamp = Stamp(began, now, thread_time() - self._cpu_began, self.recorder.take(), self._item_s)
+        delayed, before = self._delay.seconds(), self._delay_began
+        stamp = Stamp(
+            began,
+            now,
+            thread_time() - self._cpu_began,
+            self.recorder.take(),
+            self._item_s,
+            delay_s=None if delayed is None or before is None else delayed - before,
+            outputs=self.recorder.take_outputs(),
+        )
         self._began, self._item_s = None, []
         return stamp
 

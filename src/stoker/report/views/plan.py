@@ -8,10 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.records import Bound, Candidate, Plan, Remedy
+from stoker.records import Bound, Candidate, Plan, Remedy, Setting, Verdict, VerifiedRemedy
 from stoker.units import format_seconds, format_workers
 
 _SHOWN_REMEDIES = 4
+_SHOWN_WHAT_IFS = 3
 _BOUND_NAMES: dict[Bound, str] = {
     "device_memory": "device memory",
     "shm": "/dev/shm",
@@ -29,21 +30,54 @@ def plan_view(plan: Plan) -> RenderableType:
     ]
     parts += [Text(), Text(_summary(plan)), _table(plan)]
     if plan.verdict is not None:
-        judged = plan.verdict
-        parts += [Text.assemble(("Bottleneck: ", "bold"), (judged.bottleneck, "bold red"), f" — {judged.sentence}.")]
+        parts += verdict_lines(plan.verdict)
     parts += remedy_lines(plan.remedies)
+    parts += verified_lines(plan.verified)
     parts += _ruled_out(plan)
     parts += [Text(f"note: {note}", style="yellow") for note in plan.notes]
     parts.append(Text(f"Tuned in {format_seconds(plan.seconds)}.", style="dim"))
     return Group(*parts)
 
 
+def verdict_lines(judged: Verdict) -> list[RenderableType]:
+    """The bottleneck; before it why the verdict is uncertain, after it what else was found."""
+    lines: list[RenderableType] = []
+    if judged.uncertain:
+        lines.append(Text.assemble(("Uncertain: ", "bold yellow"), f"{judged.doubt}."))
+    name = f"{judged.bottleneck} (uncertain)" if judged.uncertain else judged.bottleneck
+    lines.append(Text.assemble(("Bottleneck: ", "bold"), (name, "bold red"), f" — {judged.sentence}."))
+    lines += [Text(f"  {finding}") for finding in judged.findings]
+    return lines
+
+
 def remedy_lines(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """The remedies, the best first."""
-    if not remedies:
-        return []
-    lines: list[RenderableType] = [Text("What would help, as predicted:", style="bold")]
-    lines += [Text(f"  {remedy.sentence}") for remedy in remedies[:_SHOWN_REMEDIES]]
+    """The remedies, the best first; what-ifs apart from what can be done."""
+    lines: list[RenderableType] = []
+    done = [remedy for remedy in remedies if remedy.kind != "what_if"][:_SHOWN_REMEDIES]
+    if done:
+        lines.append(Text("What would help, as predicted:", style="bold"))
+        lines += [Text(f"  {remedy.sentence}") for remedy in done]
+    supposed = [remedy for remedy in remedies if remedy.kind == "what_if"][:_SHOWN_WHAT_IFS]
+    if supposed:
+        lines.append(Text("What if, as predicted:", style="bold"))
+        lines += [Text(f"  {remedy.sentence}") for remedy in supposed]
+    return lines
+
+
+def verified_lines(verified: Sequence[VerifiedRemedy]) -> list[RenderableType]:
+    """Predicted and measured gain of each remedy that was run."""
+    lines: list[RenderableType] = [Text("Verified by runs:", style="bold")] if verified else []
+    for each in verified:
+        gain = each.measured_gain
+        if gain is None or each.problem is not None:
+            lines.append(Text(f"  {each.remedy.change}: could not be run: {each.problem}"))
+            continue
+        pairs = f"{len(each.before_s)} pair{'s' if len(each.before_s) > 1 else ''} of runs"
+        lines.append(
+            Text(
+                f"  {each.remedy.change}: {each.predicted_gain:.2f} times as fast predicted, {gain:.2f} measured ({pairs})"
+            )
+        )
     return lines
 
 
@@ -74,26 +108,39 @@ def _table(plan: Plan) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     differ = len({each.setting.prefetch_factor for each in plan.candidates if each.setting.num_workers}) > 1
     ahead = ("ahead",) if differ else ()
-    for title in ("", "batch", "workers", *ahead, "predicted", "measured", "runs", "first batch"):
+    kinds = ("started by",) if len({_kind(each.setting) for each in plan.candidates} - {"–"}) > 1 else ()
+    updates = ("updates",) if len({each.updates for each in plan.candidates}) > 1 else ()
+    for title in ("", "batch", *updates, "workers", *ahead, *kinds, "predicted", "measured", "runs", "first batch"):
         table.add_column(title, justify="left" if not title else "right", no_wrap=True)
     for each in plan.candidates[:12]:
-        table.add_row(*_cells(plan, each, ahead=differ))
+        table.add_row(*_cells(plan, each, ahead=differ, kinds=bool(kinds), updates=bool(updates)))
     return table
 
 
-def _cells(plan: Plan, each: Candidate, *, ahead: bool) -> tuple[str, ...]:
+def _kind(setting: Setting) -> str:
+    """How workers are started, and their threads."""
+    if not setting.num_workers:
+        return "–"
+    threads = "" if setting.worker_threads is None else f", {setting.worker_threads} threads"
+    return f"{setting.multiprocessing_context or 'default'}{threads}"
+
+
+def _is_planned(plan: Plan, setting: Setting) -> bool:
+    names = ("batch_size", "num_workers", "prefetch_factor", "multiprocessing_context", "worker_threads")
+    return all(getattr(plan, name) == getattr(setting, name) for name in names)
+
+
+def _cells(plan: Plan, each: Candidate, *, ahead: bool, kinds: bool, updates: bool) -> tuple[str, ...]:
     setting, seen = each.setting, each.measured
-    chosen = (setting.batch_size, setting.num_workers, setting.prefetch_factor) == (
-        plan.batch_size,
-        plan.num_workers,
-        plan.prefetch_factor,
-    )
-    label = " ".join(word for word, on in (("plan", chosen), ("current", each == plan.current)) if on)
+    is_current = plan.current is not None and setting == plan.current.setting
+    label = " ".join(word for word, on in (("plan", _is_planned(plan, setting)), ("current", is_current)) if on)
     return (
         label,
         str(setting.batch_size),
+        *((f"{each.updates:,}" if each.updates is not None else "–",) if updates else ()),
         str(setting.num_workers),
         *((str(setting.prefetch_factor) if setting.num_workers else "–",) if ahead else ()),
+        *((_kind(setting),) if kinds else ()),
         format_seconds(each.predicted_s),
         format_seconds(seen.total_s) if seen else "did not finish",
         str(len(seen.samples_s)) if seen else "–",

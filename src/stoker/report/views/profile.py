@@ -10,8 +10,8 @@ from rich.text import Text
 from stoker.analysis.interference import disturbance_note
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
-from stoker.records import Remedy, Stalls, Trial, Verdict
-from stoker.report.views.plan import remedy_lines
+from stoker.records import Remedy, Stalls, Trial, Verdict, VerifiedRemedy
+from stoker.report.views.plan import remedy_lines, verdict_lines, verified_lines
 from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
 _HIDE_BELOW = 0.002
@@ -19,13 +19,16 @@ _GAUGES = {
     "gpu_utilisation": ("GPU utilisation", "share"),
     "gpu_memory_bytes": ("GPU memory", "bytes"),
     "cpu_cores": ("CPU cores in use", "number"),
+    "run_delay": ("threads that waited for a CPU", "number"),
     "rss_bytes": ("memory of all processes (RSS)", "bytes"),
     "pss_bytes": ("memory of all processes (PSS)", "bytes"),
     "shm_bytes": ("/dev/shm in use", "bytes"),
 }
 
 
-def profile_view(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) -> RenderableType:
+def profile_view(
+    trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy], verified: Sequence[VerifiedRemedy] = ()
+) -> RenderableType:
     """A finished trial with its loop, workers, gauges, verdict and remedies, or why a trial did not finish."""
     parts: list[RenderableType] = [_heading(trial)]
     if trial.outcome == "done":
@@ -33,7 +36,7 @@ def profile_view(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remed
         if whole(trial).worker_s:
             parts += [Text(), _worker_table(trial)]
         parts += [Text(), *_facts(trial)]
-    disturbance = disturbance_note(trial)
+    disturbance = disturbance_note(trial) if verdict is None else None  # the verdict says it first
     notes = [*trial.notes, *([disturbance] if disturbance else [])]
     parts += [Text(f"note: {note}", style="yellow") for note in notes]
     if trial.problem is not None:
@@ -41,8 +44,9 @@ def profile_view(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remed
     if verdict is not None:
         parts += [
             Text(),
-            Text.assemble(("Bottleneck: ", "bold"), (verdict.bottleneck, "bold red"), f" — {verdict.sentence}."),
+            *verdict_lines(verdict),
             *remedy_lines(remedies),
+            *verified_lines(verified),
         ]
     return Group(*parts)
 
@@ -66,6 +70,8 @@ def _heading(trial: Trial) -> RenderableType:
             ("pinned memory", setting.pin_memory),
             ("persistent workers", setting.persistent_workers),
             ("out of order", not setting.in_order),
+            (f"workers by {setting.multiprocessing_context}", setting.multiprocessing_context and setting.num_workers),
+            (f"{setting.worker_threads} threads in each worker", setting.worker_threads and setting.num_workers),
             (f"one update for {setting.accumulate} batches", setting.accumulate > 1),
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
@@ -77,8 +83,16 @@ def _heading(trial: Trial) -> RenderableType:
     prefetch = f", prefetch {setting.prefetch_factor}" if setting.num_workers else ""
     first = Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
     workers = format_workers(setting.num_workers)
-    second = f"batch {setting.batch_size}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
+    batch = f"batch {setting.batch_size}"
+    if subject.batch_sampler and trial.timeline.items:
+        batch = f"batches of {_sizes(trial.timeline.items)} by its batch_sampler"
+    second = f"{batch}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
+
+
+def _sizes(items: Sequence[int]) -> str:
+    least, most = min(items), max(items)
+    return str(most) if least == most else f"{least} to {most} (mean {sum(items) / len(items):.3g})"
 
 
 def _loop_table(trial: Trial) -> Table:
