@@ -1,7 +1,7 @@
 """A model divided into blocks, or the whole of it as one block."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from stoker.workload.blocks.graph import Unsplittable, trace_blocks
 from stoker.workload.blocks.state import apply, clone, item_count
 from stoker.workload.blocks.verification import verified
 
-BlockMaker = Callable[[nn.Module], Sequence[Any]]
+BlockMaker = Callable[[Any], Iterable[Any]]
 """Gives a model's blocks in order: modules, functions, or pairs of a name and one of those."""
 
 
@@ -72,11 +72,12 @@ def _described(error: Exception) -> str:
 def _user_blocks(model: nn.Module, make: BlockMaker) -> list[Block]:
     """What a function of the user's gives, as blocks; modules are named as in the model."""
     made = make(model)
-    if not isinstance(made, Sequence | nn.Sequential | nn.ModuleList) or isinstance(made, str) or not len(made):
-        raise InputError(f"blocks= must give a list of modules or functions, got {type(made).__name__}")
+    pieces = list(made) if isinstance(made, Iterable) else []
+    if not pieces:
+        raise InputError(f"blocks= must give a list of modules or functions, got {made!r:.80}")
     names = {module: name for name, module in model.named_modules()}
     found = []
-    for number, piece in enumerate(made):
+    for number, piece in enumerate(pieces):
         name, call = piece if isinstance(piece, tuple) and len(piece) == 2 else (None, piece)
         if not callable(call) or not isinstance(name, str | None):
             raise InputError(f"blocks= must give modules, functions or (name, function) pairs, got {piece!r:.80}")

@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from stoker.errors import InputError
 from stoker.workload.blocks.block import Block
+from stoker.workload.blocks.state import as_bytes
 
 _LIBRARIES = ("torch", "torchvision", "timm", "transformers", "stoker")
 """Packages whose code is identified by name and version; anyone else's by the content of its file."""
@@ -123,8 +124,7 @@ class _Digest:
             self._unknown()
             return
         self._mark("tensor", str(tensor.dtype), str(tuple(tensor.shape)), str(tensor.stride()))
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        self._hash.update(flat.view(torch.uint8).numpy().data)
+        self._hash.update(as_bytes(tensor.cpu()).numpy().data)
 
     def _module(self, module: nn.Module) -> None:
         self._mark("module")
@@ -179,19 +179,33 @@ class _Digest:
             self.add(part)
 
     def _code(self, value: Any) -> None:
-        """A class or function: the name and version of a library's, the file of anyone else's."""
+        """A class or function: the name and version of a library's, the file and the code of anyone else's."""
         for each in value.__mro__[:-1] if isinstance(value, type) else (value,):
             origin = _origin(each)
             if origin is None:
                 self._unknown()
                 return
             self._mark("code", each.__qualname__, *origin)
-        functions = vars(value).values() if isinstance(value, type) else (value,)
-        for function in functions if "<" in value.__qualname__ else ():
-            if isinstance(function, types.FunctionType):  # <locals> or <lambda>: what it was made with is part of it
-                self._mark(str(function.__code__.co_firstlineno))
-                self.add((function.__defaults__, function.__kwdefaults__))
-                self.add([cell.cell_contents for cell in function.__closure__ or ()])
+            named = str(each.__module__).partition(".")[0] in _LIBRARIES and "<" not in each.__qualname__
+            parts = () if named else vars(each).values() if isinstance(each, type) else (each,)
+            for part in parts:
+                function = getattr(part, "__func__", getattr(part, "fget", part))  # of a class method or a property
+                if isinstance(function, types.FunctionType):
+                    self._function(function, enclosing="<" in each.__qualname__ + function.__qualname__)
+
+    def _function(self, function: types.FunctionType, *, enclosing: bool) -> None:
+        """What a function was made of. Many can have one name with <locals> or <lambda>, and enclose other values."""
+        codes = [function.__code__]
+        for code in codes:
+            self._mark(code.co_code.hex(), " ".join((*code.co_names, *code.co_varnames, *code.co_freevars)))
+            codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+            self._mark(*(repr(part) for part in code.co_consts if not isinstance(part, types.CodeType)))
+        self.add((function.__defaults__, function.__kwdefaults__))
+        for cell in (function.__closure__ or ()) if enclosing else ():
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:  # a name that is not yet bound
+                self._mark("empty")
 
     def _callable(self, value: Any) -> None:
         if isinstance(value, functools.partial):

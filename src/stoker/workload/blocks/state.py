@@ -1,5 +1,6 @@
 """What passes between blocks: a tensor, or a tuple or mapping of tensors and plain values."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -83,15 +84,26 @@ def same_bits(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+def digest(state: Any) -> bytes:
+    """A digest of the shapes and bits of a state's tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors(state):
+        found.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        if tensor.layout == torch.strided and not tensor.is_quantized:
+            found.update(as_bytes(tensor.cpu()).numpy().data)
+    return found.digest()
+
+
 def _same_tensor(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device or one.layout != other.layout:
         return False
     if one.layout != torch.strided or one.is_quantized:
         return torch.equal(one, other)
-    return torch.equal(_as_bytes(one), _as_bytes(other))
+    return torch.equal(as_bytes(one), as_bytes(other))
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's memory, in the order of its elements."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
