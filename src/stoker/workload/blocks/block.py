@@ -4,9 +4,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from torch import nn
+import torch
+from torch import fx, nn
 
 from stoker.workload.blocks.state import apply, clone
+
+
+class Segment(nn.Module):
+    """A piece of a traced model. Its layers are the model's own."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__()
+        self.traced = traced
+        self.training = traced.training
+
+    @property
+    def direct(self) -> Callable[..., Any]:
+        """Its code without the calls around it, which in small models cost as much as the code."""
+        return self.traced.forward  # not __call__, which prints to stderr when a layer raises
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.direct(*args, **kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,6 +88,7 @@ class Composition(nn.Module):
         super().__init__()
         self.blocks = tuple(blocks)
         self.modules_of_blocks = nn.ModuleList(block.module for block in blocks if block.module is not None)
+        self._calls = [block.call.direct if isinstance(block.call, Segment) else block.call for block in blocks]
         self._copies = bool(blocks) and blocks[0].modifies_input
         self.training = any(module.training for module in self.modules_of_blocks)  # train() would change the model
 
@@ -78,9 +97,9 @@ class Composition(nn.Module):
             args, kwargs = clone(args), clone(kwargs)
         if not self.blocks:
             return kwargs or (args[0] if len(args) == 1 else args)
-        state = self.blocks[0].call(*args, **kwargs)
-        for block in self.blocks[1:]:
-            state = apply(block.call, state)
+        state = self._calls[0](*args, **kwargs)
+        for call in self._calls[1:]:
+            state = call(state) if type(state) is torch.Tensor else apply(call, state)
         return state
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from stoker.errors import InputError
 from stoker.workload.blocks.block import Block, Blocks
 from stoker.workload.blocks.encoder import encoder_blocks, is_encoder
-from stoker.workload.blocks.graph import Unsplittable, trace_blocks
+from stoker.workload.blocks.graph import Unsplittable, described, trace_blocks
 from stoker.workload.blocks.state import apply, clone, item_count
 from stoker.workload.blocks.verification import verified
 
@@ -53,7 +53,7 @@ def split(model: nn.Module, example: Any, *, blocks: BlockMaker | None = None) -
             except InputError:
                 raise
             except Exception as error:  # blocks that do not fit together may raise anything
-                reasons.append(f"its blocks raise {_described(error)}")
+                reasons.append(f"its blocks raise {described(error)}")
     return Blocks((Block(name=type(model).__name__, call=model),), whole_reason=reasons[0])
 
 
@@ -61,12 +61,7 @@ def _run_model(model: nn.Module, example: Any) -> Any:
     try:
         return apply(model, clone(example))
     except Exception as error:  # a model may raise anything
-        raise InputError(f"the model cannot run on the example: it raised {_described(error)}") from error
-
-
-def _described(error: Exception) -> str:
-    line = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+        raise InputError(f"the model cannot run on the example: it raised {described(error)}") from error
 
 
 def _user_blocks(model: nn.Module, make: BlockMaker) -> list[Block]:

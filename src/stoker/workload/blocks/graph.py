@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from stoker.workload.blocks.block import Block, is_layer, weight_layers
+from stoker.errors import InputError
+from stoker.workload.blocks.block import Block, Segment, is_layer, weight_layers
 from stoker.workload.blocks.state import clone, is_plain, item_count, repeat, same_bits, take
 
 _TRACING = threading.Lock()
@@ -23,20 +24,8 @@ _CLASSIFIER_LAYERS = 3
 """A last unit with more layers than this is no classifier but a unit like the others, and is not traced into."""
 
 
-class Unsplittable(Exception):
+class Unsplittable(InputError):
     """The model cannot be split; the message is the reason, to follow "because"."""
-
-
-class Segment(nn.Module):
-    """A piece of a traced model. Its layers are the model's own."""
-
-    def __init__(self, traced: fx.GraphModule) -> None:
-        super().__init__()
-        self.traced = traced
-        self.training = traced.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.traced.forward(*args, **kwargs)  # not through __call__, which prints to stderr when a layer raises
 
 
 def trace_blocks(model: nn.Module, example: Any) -> list[Block]:
@@ -51,6 +40,12 @@ def trace_blocks(model: nn.Module, example: Any) -> list[Block]:
         if not cuts:
             raise Unsplittable("it does not call two layers one after another")
         return _segments(model, traced, cuts, kinds)
+
+
+def described(error: Exception) -> str:
+    """An error of someone else's code, in a line."""
+    sentence = (str(error).strip().splitlines() or [""])[0].partition(". ")[0]
+    return f"{type(error).__name__}: {sentence}" if sentence else type(error).__name__
 
 
 def closed_reason(module: nn.Module) -> str | None:
@@ -140,8 +135,7 @@ def _trace(model: nn.Module, example: Any, opened: frozenset[str] = frozenset())
             break
         except Exception as error:  # a forward method may raise anything when it meets a proxy
             if not tracer.failed_in or tracer.failed_in in closed:
-                line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                raise Unsplittable(f"torch.fx cannot trace its forward method ({line})") from error
+                raise Unsplittable(f"torch.fx cannot trace its forward method: {described(error)}") from error
             closed.add(tracer.failed_in)
     units = [node for node in _ordered(graph) if node.op == "call_module"]
     return _Trace(
