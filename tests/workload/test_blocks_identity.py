@@ -2,6 +2,10 @@
 
 import copy
 import functools
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +72,8 @@ def test_snapshots_share_the_blocks_before_the_first_change(make: Callable[[], n
     one, two = make().eval(), make().eval()
     two.load_state_dict(one.state_dict())
     first, second = prints(one, IMAGES), prints(two, IMAGES)
-    assert first == second == prints(copy.deepcopy(one), IMAGES)
+    pickled = pickle.loads(pickle.dumps(one))
+    assert first == second == prints(copy.deepcopy(one), IMAGES) == prints(pickled, IMAGES)
     assert len(set(first)) == len(first)
 
     blocks = split(two, IMAGES)
@@ -76,6 +81,25 @@ def test_snapshots_share_the_blocks_before_the_first_change(make: Callable[[], n
         changed = next(iter(blocks[4].call.parameters()))  # type: ignore[attr-defined]
         changed.view(-1)[0] += 1e-3
     assert [a == b for a, b in zip(first, prints(two, IMAGES), strict=True)] == [i != 4 for i in range(len(first))]
+
+
+ANOTHER_PROCESS = """
+import torch, torchvision
+from stoker.workload.blocks import fingerprint, split
+torch.manual_seed(3)
+model = torchvision.models.mobilenet_v3_small().eval()
+print(*[fingerprint(block) for block in split(model, torch.ones(2, 3, 32, 32))])
+"""
+
+
+def test_fingerprints_are_the_same_in_another_process() -> None:
+    torch.manual_seed(3)
+    here = prints(tv.mobilenet_v3_small().eval(), torch.ones(2, 3, 32, 32))
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    done = subprocess.run(
+        [sys.executable, "-c", ANOTHER_PROCESS], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.split() == here
 
 
 def test_text_models_with_other_heads_share_their_encoder() -> None:

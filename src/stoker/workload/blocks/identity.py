@@ -81,6 +81,8 @@ class _Digest:
             self._mark("float", value.hex())
         elif isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):
             self._mark("torch", repr(value))
+        elif isinstance(value, tuple | frozenset | slice | range):  # one or many of the same content: no difference
+            self._collection(value)
         elif self._again(value):
             return
         elif isinstance(value, torch.Tensor):
@@ -89,7 +91,7 @@ class _Digest:
             self._graph(value)
         elif isinstance(value, nn.Module):
             self._module(value)
-        elif isinstance(value, tuple | list | set | frozenset | Mapping | slice | range):
+        elif isinstance(value, list | set | Mapping):
             self._collection(value)
         elif isinstance(value, type | types.FunctionType):
             self._code(value)
@@ -199,7 +201,7 @@ class _Digest:
         for code in codes:
             self._mark(code.co_code.hex(), " ".join((*code.co_names, *code.co_varnames, *code.co_freevars)))
             codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-            self._mark(*(repr(part) for part in code.co_consts if not isinstance(part, types.CodeType)))
+            self.add(tuple(part for part in code.co_consts if not isinstance(part, types.CodeType)))
         self.add((function.__defaults__, function.__kwdefaults__))
         for cell in (function.__closure__ or ()) if enclosing else ():
             try:
