@@ -28,9 +28,13 @@ from stoker.errors import InputError
 @app.command()
 def profile(
     workload: WorkloadArg,
-    batch_size: Annotated[int, typer.Option("--batch-size", "-b")] = 32,
-    workers: Annotated[int, typer.Option("--workers", "-w", help="Loader worker processes.")] = 0,
-    prefetch: Annotated[int, typer.Option(help="Batches each worker loads ahead.")] = 2,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", "-b", show_default="the loader's, or 32")] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-w", help="Loader worker processes.", show_default="the loader's, or 0")
+    ] = None,
+    prefetch: Annotated[
+        int | None, typer.Option(help="Batches each worker loads ahead.", show_default="the loader's, or 2")
+    ] = None,
     batches: Annotated[
         int | None, typer.Option(help="Batches to measure.", show_default="50; all with --epochs")
     ] = None,
@@ -68,7 +72,7 @@ def profile(
 ) -> None:
     """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
-    from stoker.measure.profile import compare_sources, second_task
+    from stoker.measure.profile import LOADER_FIELDS, compare_sources, second_task
     from stoker.measure.profile import profile as run
     from stoker.records import Extent, Setting, Stalls, Trial, VerifiedRemedy, WorkloadSpec
     from stoker.report.documents import stalls_document, trial_document
@@ -78,10 +82,13 @@ def profile(
     from stoker.tuning.verification import verify as run_remedies
     from stoker.units import parse_seconds
 
+    named = {"batch_size": batch_size, "num_workers": workers, "prefetch_factor": prefetch, "pin_memory": pin_memory}
+    switched = {"persistent_workers": persistent_workers, "in_order": not in_order}
+    given = {name for name, value in named.items() if value is not None} | {name for name, on in switched.items() if on}
     setting = Setting(
-        batch_size=batch_size,
-        num_workers=workers,
-        prefetch_factor=prefetch,
+        batch_size=32 if batch_size is None else batch_size,
+        num_workers=workers or 0,
+        prefetch_factor=2 if prefetch is None else prefetch,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
         in_order=in_order,
@@ -118,6 +125,7 @@ def profile(
                 source,
                 setting,
                 chosen,
+                from_loader=[name for name in LOADER_FIELDS if name not in given],
                 mode=mode,
                 device=device,
                 timeout_s=timeout_s,

@@ -249,7 +249,9 @@ class Prober:
         if trial.workload.batch_sampler:
             self._sizes = [max(1, round(trial.items / len(trial.timeline.items)))]
             self._runner.log.notes.append(
-                "the workload's batch_sampler sets its batches: only the workers can be chosen"
+                "the dataset gives whole batches: only the workers can be chosen"
+                if trial.workload.batching == "dataset"
+                else "the workload's batch_sampler sets its batches: only the workers can be chosen"
             )
         return trial
 

@@ -1,16 +1,19 @@
 """Where the loop's batches come from: a DataLoader that ends after what the trial runs, or batches in memory."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_convert
 
 from stoker.errors import InputError
 from stoker.measure.spy import Watched
 from stoker.records import Extent, Mode, Record, Setting
 from stoker.units import format_count
+from stoker.workload.calls import make_batch_sampler
 from stoker.workload.workload import Workload
 
 
@@ -62,8 +65,18 @@ class Feed:
     """Gives an iterator for each epoch. With `cut` the iterator goes on after `batches`, and the loop has to stop.
     `notes` say what is not as it was asked for."""
 
-    def __init__(self, source: Iterable[Any], batches: int | None, notes: list[str], *, cut: bool = False) -> None:
+    def __init__(
+        self,
+        source: Iterable[Any],
+        batches: int | None,
+        notes: list[str],
+        *,
+        cut: bool = False,
+        items_a_batch: int | None = None,
+    ) -> None:
         self.source, self.batches, self.notes, self.cut = source, batches, notes, cut
+        self.items_a_batch = items_a_batch
+        """How many items the loader puts in a batch, as far as it decides that."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.source)
@@ -102,20 +115,27 @@ def make_feed(
         options["in_order"] = setting.in_order
         options["multiprocessing_context"] = setting.multiprocessing_context
     notes: list[str] = []
-    if isinstance(dataset, IterableDataset):
-        options["batch_size"] = setting.batch_size
+    streams = isinstance(dataset, IterableDataset)
+    if workload.batched:
+        notes.append("the dataset gives whole batches; the setting's batch size is not used")
+    if streams:
+        options["batch_size"] = None if workload.batched else setting.batch_size
+        options["drop_last"] = workload.drop_last and not workload.batched
         batches = wanted
+        notes += duplicate_notes(dataset, setting.num_workers)
     else:
         batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes)
     init = workload.worker_init_fn
     if setting.worker_threads is not None:
         init = ThreadsSetting(setting.worker_threads, init)
-    options["collate_fn"], options["worker_init_fn"] = workload.collate_fn, init
+    collate_fn = workload.collate_fn or (default_convert if workload.batched else None)
+    options["collate_fn"], options["worker_init_fn"] = collate_fn, init
     if watched is not None:
-        options["collate_fn"] = watched.collate_fn(workload.collate_fn)
+        options["collate_fn"] = watched.collate_fn(collate_fn)
         options["worker_init_fn"] = watched.worker_init_fn(init)
-    cut = isinstance(dataset, IterableDataset) and batches is not None
-    return Feed(DataLoader(watched.dataset if watched else dataset, **options), batches, notes, cut=cut)
+    loader: DataLoader[Any] = DataLoader(watched.dataset if watched else dataset, **options)
+    items_a_batch = None if workload.sets_batches else setting.batch_size
+    return Feed(loader, batches, notes, cut=streams and batches is not None, items_a_batch=items_a_batch)
 
 
 def _bound(
@@ -130,26 +150,32 @@ def _bound(
 ) -> int | None:
     """Choose the sampler so that the loader ends by itself; how many batches that makes, if it can be known."""
     if workload.batch_sampler is not None:
-        notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
-        options["batch_sampler"] = Bounded(workload.batch_sampler, wanted) if wanted else workload.batch_sampler
+        if workload.sets_batches:
+            notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
+        batch_sampler = make_batch_sampler(workload, setting.batch_size)
+        options["batch_sampler"] = Bounded(batch_sampler, wanted) if wanted else batch_sampler
         size = len(options["batch_sampler"]) if isinstance(options["batch_sampler"], Sized) else None
         return size if size is not None else wanted
-    options["batch_size"] = setting.batch_size
+    batch_size = 1 if workload.batched else setting.batch_size
+    options["batch_size"] = None if workload.batched else batch_size
     source = workload.sampler if workload.sampler is not None else dataset
     size = len(source) if isinstance(source, Sized) else None
     if size == 0:
         raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
-    whole = None if size is None else -(-size // setting.batch_size)
-    if size is not None and whole is not None:
-        _note_small_set(size, whole, setting.batch_size, wanted, notes)
+    whole = None if size is None else -(-size // batch_size)
+    if workload.drop_last and size is not None and size > batch_size:
+        whole = size // batch_size
+    if size is not None and whole is not None and not workload.batched:
+        _note_small_set(size, whole, batch_size, wanted, notes)
     batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
-    count = min(size or batches * setting.batch_size, batches * setting.batch_size) if batches else None
+    count = min(size or batches * batch_size, batches * batch_size) if batches else None
     if workload.sampler is not None:
         options["sampler"] = Bounded(workload.sampler, count) if count else workload.sampler
     else:
+        shuffles = mode == "train" if workload.shuffle is None else workload.shuffle
         if size is None or count is None:
             raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
-        options["sampler"] = Order(size, count, shuffle=mode == "train", seed=seed)
+        options["sampler"] = Order(size, count, shuffle=shuffles, seed=seed)
     return batches
 
 
@@ -167,4 +193,22 @@ def load_into_memory(feed: Feed, batches: int, *, most: int = RULES.memory_batch
     if not loaded:
         raise InputError(NO_ITEMS)
     source = [loaded[index % len(loaded)] for index in range(batches)]
-    return Feed(source, batches, [*feed.notes, f"{len(loaded)} batches kept in memory, given in turn"])
+    notes = [*feed.notes, f"{len(loaded)} batches kept in memory, given in turn"]
+    return Feed(source, batches, notes, items_a_batch=feed.items_a_batch)
+
+
+_SHARING_PACKAGES = ("datasets", "webdataset", "torchdata", "streaming", "litdata", "torch_geometric")
+"""Their streams give each worker a part of the items."""
+
+
+def duplicate_notes(dataset: Any, workers: int) -> list[str]:
+    """A note if each worker seems to read the whole stream."""
+    if workers < 2 or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
+        return []
+    with suppress(OSError, TypeError):  # no source to look at
+        if "get_worker_info" in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset)):
+            return []
+    return [
+        f"items are duplicated: {type(dataset).__name__} does not share its items out by "
+        f"torch.utils.data.get_worker_info(), so each of {workers} workers gives all of them"
+    ]

@@ -74,12 +74,25 @@ class Loop:
         batch = parcel.batch if is_parcel else parcel
         self._step(batch, self._log.stage)
         done_s = perf_counter()
-        self._log.done(calls.count_items(batch), calls.batch_bytes(batch), at=done_s)
+        self._log.done(self._count(batch), calls.batch_bytes(batch), at=done_s)
         if done_s - self._reported_s > RULES.event_gap_s:
             self._reported_s = done_s
             self._emit(BatchDone(done=len(self._log.items), of=self._of))
         if self._deadline_s is not None and done_s > self._deadline_s:
             raise DeadlinePassed
+
+    def _count(self, batch: Any) -> int:
+        """The batch's items. If nothing in it says how many, they are taken to be as many as the loader put in it."""
+        count = calls.known_count(batch)
+        if count is not None:
+            return count
+        taken = self._feed.items_a_batch
+        if taken is None:
+            return calls.count_items(batch)  # raises
+        note = f"a batch of type {type(batch).__name__} does not say how many items it holds: counted as {taken}"
+        if note not in self._feed.notes:
+            self._feed.notes.append(note)
+        return taken
 
 
 def _raise_worker_died(error: Exception, batches: Any) -> None:

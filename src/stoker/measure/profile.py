@@ -1,6 +1,6 @@
 """A trial in a process of its own: whatever becomes of it, the caller gets a `Trial` that says so."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -10,14 +10,29 @@ from stoker.measure.session import RULES, Job, Script, run_script
 from stoker.records import Extent, Mode, Record, Setting, Stalls, Trial, WorkloadSpec
 from stoker.workload.workload import Workload
 
+LOADER_FIELDS = tuple(
+    name
+    for name in (
+        "batch_size",
+        "num_workers",
+        "prefetch_factor",
+        "pin_memory",
+        "persistent_workers",
+        "in_order",
+        "multiprocessing_context",
+    )
+    if name in Setting.__struct_fields__
+)
+"""The fields of a setting that a DataLoader has."""
 SOURCES: tuple[Literal["memory", "cached", "cold"], ...] = ("memory", "cached", "cold")
 
 
 def profile(
     source: Workload | WorkloadSpec | str,
-    setting: Setting,
+    setting: Setting | None = None,
     extent: Extent | None = None,
     *,
+    from_loader: Sequence[str] = (),
     mode: Mode | None = None,
     device: str = "auto",
     timeout_s: float | None = None,
@@ -25,12 +40,15 @@ def profile(
 ) -> Trial:
     """Run one trial of a workload: a `Workload`, a model's name, or `train.py:workload`.
 
-    Raises InputError or MachineError for what cannot be used; everything that happens in the run is an outcome of the
-    trial. Trials of several threads run at the same time.
+    Without a setting, a workload that was given as a DataLoader runs under the loader's own; `from_loader` names single
+    fields that are the loader's. Raises InputError or MachineError for what cannot be used; everything that happens in
+    the run is an outcome of the trial. Trials of several threads run at the same time.
     """
 
+    names = tuple(from_loader if setting is not None else LOADER_FIELDS)
+
     def script() -> Script[Trial]:
-        return (yield Job(setting=setting, extent=extent or Extent()))
+        return (yield Job(setting=setting or Setting(), extent=extent or Extent(), from_loader=names))
 
     return run_script(
         source,

@@ -31,10 +31,13 @@ from stoker.workload.workload import Workload
 class Bench:
     """A workload opened in this process: its data, and its model on the device. Made once, for one run or for many."""
 
-    def __init__(self, workload: Workload, mode: Mode, device_name: str, *, seed: int = 0) -> None:
-        self.workload, self.mode, self._device_name = workload, mode, device_name
+    def __init__(
+        self, workload: Workload, mode: Mode, device_name: str, *, seed: int = 0, mode_reason: str = ""
+    ) -> None:
+        self.mode, self._mode_reason, self._device_name = mode, mode_reason, device_name
         self.device = parse_device(device_name)
         torch.manual_seed(seed)
+        self.workload = workload = calls.opened(workload)
         self.dataset = calls.make_dataset(workload)
         self.files = _files(workload, self.dataset)
         self.running = False
@@ -82,6 +85,8 @@ class Bench:
                 self._with_malloc(keeps_memory), dataset, self.mode, setting, extent, pinned=pinned, watched=watched
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
+            if isinstance(step, SleepStep):
+                step.uncounted_items = feed.items_a_batch
             feed.notes.extend([*unused, *_place(extent, self.files)])
             log = LoopLog(clock_for(device))
             loop = Loop(feed, step, log, emit, of=feed.batches and feed.batches * extent.epochs, deadline_s=deadline_s)
@@ -199,10 +204,13 @@ class Bench:
             data=workload.data_name or type(dataset).__name__,
             mode=self.mode,
             device=str(self.device),
-            items=len(source) if isinstance(source, Sized) else None,
+            items=len(source) if isinstance(source, Sized) and not workload.batched else None,
             parameters=step.parameters if step is not None else None,
             stream=isinstance(dataset, IterableDataset),
-            batch_sampler=workload.batch_sampler is not None,
+            batch_sampler=workload.sets_batches,
+            batching=workload.batching,
+            mode_reason=self._mode_reason,
+            current=workload.current,
         )
 
 

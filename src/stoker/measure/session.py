@@ -91,6 +91,7 @@ class Job(Record, frozen=True):
     `sleep_s` is slept in place of the step. With `repeats=n` the first n items are loaded once and given again and
     again. `limit_s` ends the run as timed out. With `keeps_memory` malloc keeps freed memory in the workers. `threads`
     is the number of torch's threads in the loop's process. A `fresh` job goes to a child that has run nothing yet.
+    `from_loader` names fields of the setting that the loader decides, if the workload was given as a DataLoader.
     """
 
     setting: Setting
@@ -101,6 +102,7 @@ class Job(Record, frozen=True):
     keeps_memory: bool = False
     threads: int | None = None
     fresh: bool = False
+    from_loader: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, str | int | float | bool]:
@@ -310,7 +312,8 @@ class _Session(Generic[R]):
     def failed(self, outcome: Outcome, problem: Problem) -> None:
         """The child is gone, and with it the trial that it was running."""
         assert self.job is not None
-        setting, extent = self.job.setting, self.job.extent
+        setting = settled(self.job.setting, self._subject.current, self.job.from_loader)
+        extent = self.job.extent
         trial = Trial(
             outcome=outcome,
             workload=self._subject,
@@ -372,6 +375,13 @@ class _Session(Generic[R]):
 # ---------------------------------------------------------------- in the child
 
 
+def settled(setting: Setting, current: Setting | None, names: Sequence[str]) -> Setting:
+    """The setting with the named fields of the loader's own setting, if the workload was given as a DataLoader."""
+    if current is None or not names:
+        return setting
+    return msgspec.structs.replace(setting, **{name: getattr(current, name) for name in names})
+
+
 def open_workload(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEvent) -> Workload:
     """The workload itself, in the process that runs it."""
     if isinstance(source, Workload):
@@ -396,13 +406,15 @@ def _serve(
     limit = limit_threads() if forks else None
     workload = open_workload(source, mode, emit)
     emit(Phase(name="preparing"))
-    bench = Bench(workload, mode or workload.default_mode(), device, seed=seed)
+    chosen, reason = workload.mode_choice(mode)
+    bench = Bench(workload, chosen, device, seed=seed, mode_reason=reason)
     bench.see_machine()  # here, for all the processes that are forked from this one
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
         while True:
             job = msgspec.json.decode(jobs.readline(), type=Job | None)
             if job is None:
                 return True
+            job = msgspec.structs.replace(job, setting=settled(job.setting, bench.workload.current, job.from_loader))
             emit(JobTaken())
             run = partial(_run_job, bench, job, jobs, emit, limit)
             if forks and bench.can_fork() and job.sleep_s is None:

@@ -32,12 +32,15 @@ class SleepStep:
 
     def __init__(self, device: SleepDevice) -> None:
         self._device = device
+        self.uncounted_items: int | None = None
+        """How many items a batch that does not say it is taken to hold."""
 
     def begin(self, accumulate: int) -> None:
         """It has no updates."""
 
     def __call__(self, batch: Any, tick: Tick) -> None:
-        time.sleep(self._device.seconds(calls.count_items(batch)))
+        count = calls.known_count(batch) or self.uncounted_items or calls.count_items(batch)
+        time.sleep(self._device.seconds(count))
         tick("forward")
 
 
@@ -86,8 +89,13 @@ class ModelStep:
 
     def move(self, batch: Any) -> Any:
         """The batch on the device, in the memory format of the setting."""
-        channels_last = self._setting.channels_last
-        return calls.to_device(batch, self._device, non_blocking=self._pinned, channels_last=channels_last)
+        return calls.to_device(
+            batch,
+            self._device,
+            non_blocking=self._pinned,
+            channels_last=self._setting.channels_last,
+            leave_unknown=self._workload.step is not None or self._workload.forward is not None,
+        )
 
     def _ready(self, batch: Any) -> Any:
         if self._make_batch is not None:

@@ -77,13 +77,15 @@ def answer(source: Workload | WorkloadSpec, request: LimitRequest, emit: OnEvent
     quirks.watch_compile()
     limit_threads()
     workload = open_workload(source, request.mode, emit)
-    mode = request.mode or workload.default_mode()
+    mode, reason = workload.mode_choice(request.mode)
+    workload = calls.opened(workload)
     if request.optimizer:
         workload = workload.with_(optimizer=OPTIMIZERS[request.optimizer])
     card = _card(request)
     by_name = isinstance(source, WorkloadSpec)
     name = source.spec if isinstance(source, WorkloadSpec) else source.name
     search = ForkedSearch(workload, name, mode, request, card, emit, lazy=by_name and ":" not in name)
+    search.mode_reason = reason
     elsewhere = card is None and request.gpu_memory is not None and request.device != "cpu"
     if request.method == "trace" or (elsewhere and request.method == "auto"):
         return by_trace(search)

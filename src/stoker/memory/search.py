@@ -51,6 +51,7 @@ class Search(ABC):
         self.workload, self.name, self.mode, self.request, self.emit = workload, name, mode, request, emit
         self.attempts: dict[int, Attempt] = {}
         self.notes: list[str] = []
+        self.mode_reason = ""
         self.log: AllocationLog | None = None
         self.budget_bytes = 0
         self._items: int | None = None
@@ -163,6 +164,7 @@ class Search(ABC):
             fixed_bytes=estimate.fixed_bytes if estimate else 0,
             workload=self.name,
             mode=self.mode,
+            mode_reason=self.mode_reason,
             precision=self.request.precision,
             optimizer=self.request.optimizer,
             memory="GPU" if method == "trace" else self.memory,

@@ -15,7 +15,7 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<fu
 _WORKER_DIED = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\)")
 _CAUGHT = re.compile(r"^Caught (?P<kind>\w+) in (?P<place>.+)\.\nOriginal Traceback", re.MULTILINE)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "cublas_status_alloc_failed")
-_TRAIN_REMEDY = "a workload without a loss is run without gradients: say --mode train if it trains"
+TRAIN_REMEDY = "a workload without a loss is run without gradients: say --mode train if it trains"
 _SHM_REMEDY = (
     "use fewer workers or a smaller batch, or give the container more shared memory (docker run --shm-size=8g)"
 )
@@ -64,7 +64,7 @@ def of_error(error: BaseException) -> tuple[Outcome, Problem]:
         kind, message, place = type(error).__name__, text, ""
     is_stokers = isinstance(error, StokerError)
     sentence = message if is_stokers and message else f"{kind}{place}: {message}" if message else f"{kind}{place}"
-    remedy = _noted(trace) or (_TRAIN_REMEDY if "does not require grad" in sentence else None)
+    remedy = _noted(trace) or (TRAIN_REMEDY if "does not require grad" in sentence else None)
     return "failed", Problem(
         sentence=sentence, where=own_place(trace), remedy=remedy, detail=trace[-RULES.trace_chars :]
     )

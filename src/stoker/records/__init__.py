@@ -65,6 +65,7 @@ from stoker.records.task import (
 from stoker.records.trial import (
     OWN_UPDATES,
     WORKER_STAGES,
+    Batching,
     Clock,
     Gauge,
     Outcome,
@@ -85,6 +86,7 @@ __all__ = [
     "AlgebraAnswer",
     "AlgebraTiming",
     "Attempt",
+    "Batching",
     "Bound",
     "Candidate",
     "Clock",

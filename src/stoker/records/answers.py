@@ -12,7 +12,7 @@ from stoker.errors import InputError
 from stoker.records.base import Record
 from stoker.records.probes import Probes, Run
 from stoker.records.task import Mode, Precision, Setting, StartMethod
-from stoker.records.trial import Outcome, Problem, Trial
+from stoker.records.trial import Batching, Outcome, Problem, Trial
 from stoker.units import format_seconds, format_workers
 
 if TYPE_CHECKING:
@@ -241,6 +241,8 @@ class Plan(Record, frozen=True):
     multiprocessing_context: StartMethod | None = None
     worker_threads: int | None = None
     verified: tuple[VerifiedRemedy, ...] = ()
+    batching: Batching = "size"
+    mode_reason: str = ""
 
     def __repr__(self) -> str:
         """One line: candidates and predictions would fill pages."""
@@ -259,6 +261,10 @@ class Plan(Record, frozen=True):
     def options(self) -> dict[str, Any]:
         """The arguments for a DataLoader."""
         options: dict[str, Any] = {} if self.batch_sampler else {"batch_size": self.batch_size}
+        if self.batching == "dataset":
+            options = {"batch_size": None}
+        elif self.batching == "function":
+            options = {}
         options["num_workers"] = self.num_workers
         if self.num_workers:
             options["prefetch_factor"] = self.prefetch_factor
@@ -270,7 +276,11 @@ class Plan(Record, frozen=True):
     @property
     def line(self) -> str:
         """The line of Python that makes the planned loader."""
-        options = {"batch_sampler": "batch_sampler", **self.options} if self.batch_sampler else self.options
+        options = self.options
+        if self.batching == "function":
+            options = {"batch_sampler": f"batch_sampler({self.batch_size})", **options}
+        elif self.batch_sampler and self.batching != "dataset":
+            options = {"batch_sampler": "batch_sampler", **options}
         shown = (f"{name}={value if name == 'batch_sampler' else repr(value)}" for name, value in options.items())
         return f"DataLoader(dataset, {', '.join(shown)})"
 
@@ -364,6 +374,7 @@ class Limit(Record, frozen=True):
     attention: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     seconds: float = 0.0
+    mode_reason: str = ""
 
     def __repr__(self) -> str:
         """One line: the probes would fill pages."""

@@ -19,8 +19,13 @@ OWN_UPDATES = "the workload's own step makes its updates itself: Stoker cannot g
 """What is said of a trial whose setting accumulates, where it cannot."""
 
 
+Batching = Literal["size", "sampler", "function", "dataset"]
+"""What makes batches: the loader from items, a batch sampler, a function that makes one for a size, or the dataset."""
+
+
 class Subject(Record, frozen=True):
-    """What was run, in words and counts. `items` are an epoch's; a `batch_sampler` of its own sets its batches."""
+    """What was run, in words and counts. `items` are an epoch's; with `batch_sampler` the workload itself sets its
+    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given."""
 
     name: str
     model: str
@@ -31,6 +36,9 @@ class Subject(Record, frozen=True):
     parameters: int | None = None
     stream: bool = False
     batch_sampler: bool = False
+    batching: Batching = "size"
+    mode_reason: str = ""
+    current: Setting | None = None
 
 
 class Stage(Record, frozen=True):

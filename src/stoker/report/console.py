@@ -15,3 +15,8 @@ def show(view: RenderableType) -> None:
     with console.capture() as capture:
         console.print(view, crop=False)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+
+
+def mode_text(mode: str, reason: str) -> str:
+    """The mode and why it was chosen: `train (it has a loss)`."""
+    return f"{mode} ({reason})" if reason else mode

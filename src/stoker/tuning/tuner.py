@@ -114,6 +114,10 @@ class Tuner:
         probes = yield from prober.script()
         subject = probes.subject
         self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
+        if request.current is None and subject.current is not None:
+            self._request = request = msgspec.structs.replace(request, current=subject.current)
+            self._space = msgspec.structs.replace(self._space, request=request)
+            self._notes.append(f"current: the setting of the loader, {notes.named(subject.current)}")
         request.check_epoch(subject.mode, subject.items)
         self._notes += notes.global_batch_notes(request, subject.mode)
         if subject.batch_sampler:
@@ -287,6 +291,8 @@ class Tuner:
             accumulate=setting.accumulate,
             gpus=self._request.gpus,
             batch_sampler=probes.subject.batch_sampler,
+            batching=probes.subject.batching,
+            mode_reason=probes.subject.mode_reason,
             workload=probes.subject.name,
             mode=probes.subject.mode,
             planner=self._request.planner,

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ def split(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         return batch, next((batch[name] for name in TARGET_NAMES if name in batch), None)
     if not isinstance(batch, tuple | list) or _is_packed(batch):
-        return batch, None
+        return batch, _target_attribute(batch)
     if not batch:
         raise InputError("the loader gave an empty batch")
     if len(batch) == 1:
@@ -30,6 +31,14 @@ def split(batch: Any) -> tuple[Any, Any]:
     if len(batch) == 2:
         return batch[0], batch[1]
     return tuple(batch[:-1]), batch[-1]
+
+
+def _target_attribute(batch: Any) -> Any:
+    """The target of a batch that is an object with attributes, as that of PyTorch Geometric: `batch.y`."""
+    if isinstance(batch, (torch.Tensor, np.ndarray, *_ATOMS)):
+        return None
+    found = (_attribute(batch, name) for name in ("y", *TARGET_NAMES))
+    return next((value for value in found if isinstance(value, torch.Tensor)), None)
 
 
 def without_target(inputs: Any) -> Any:
@@ -40,21 +49,30 @@ def without_target(inputs: Any) -> Any:
 
 
 def to_device(
-    batch: Any, device: torch.device | str, *, non_blocking: bool = False, channels_last: bool = False
+    batch: Any,
+    device: torch.device | str,
+    *,
+    non_blocking: bool = False,
+    channels_last: bool = False,
+    leave_unknown: bool = False,
 ) -> Any:
     """The batch with every tensor on the device, in containers of the same types.
 
-    `channels_last` applies to images and clips only.
+    `channels_last` applies to images and clips only. Raises InputError for an object with tensors that cannot be moved,
+    or leaves it as it is with `leave_unknown`, for a step of the user's that moves it.
     """
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return _move_tensor(value, device, non_blocking, channels_last)
-        if isinstance(value, _ATOMS):
+        if isinstance(value, (*_ATOMS, type)):
             return value
         if callable(getattr(value, "to", None)) and not isinstance(value, Mapping):
-            return _move_object(value, device, non_blocking)
-        return _rebuild(value, move)
+            return _move_object(value, device, non_blocking, leave_unknown)
+        moved = _rebuild(value, move)
+        if moved is value and not leave_unknown and _has_tensors_elsewhere(value, torch.device(device)):
+            raise _cannot_move(value, device, "it has no method to(device)")
+        return moved
 
     return move(batch)
 
@@ -77,11 +95,31 @@ def _move_tensor(
     return tensor.to(device, non_blocking=non_blocking)
 
 
-def _move_object(value: Any, device: torch.device | str, non_blocking: bool) -> Any:
+def _move_object(value: Any, device: torch.device | str, non_blocking: bool, leave_unknown: bool) -> Any:
+    if hasattr(value, "__copy__"):  # a batch of PyTorch Geometric moves in place, and the loop may need it again
+        value = copy.copy(value)
     try:
-        return value.to(device, non_blocking=non_blocking)
-    except TypeError:  # many users' batch classes take only the device
-        return value.to(device)
+        try:
+            return value.to(device, non_blocking=non_blocking)
+        except TypeError:  # many users' batch classes take only the device
+            return value.to(device)
+    except (TypeError, AttributeError) as error:
+        if leave_unknown:
+            return value
+        raise _cannot_move(value, device, f"its method to() fails: {type(error).__name__}: {error}") from error
+
+
+def _cannot_move(value: Any, device: torch.device | str, why: str) -> InputError:
+    return InputError(
+        f"a batch of type {type(value).__name__} cannot be moved to {device}: {why}; move it yourself in "
+        "Workload(step=...) or Workload(forward=...)"
+    )
+
+
+def _has_tensors_elsewhere(value: Any, device: torch.device) -> bool:
+    """Whether an object that is no container holds tensors on a device of another type."""
+    held = getattr(value, "__dict__", {}).values()
+    return any(isinstance(part, torch.Tensor) and part.device.type != device.type for part in held)
 
 
 def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -110,37 +148,70 @@ def _rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
 
 def count_items(batch: Any) -> int:
     """How many items a batch holds: a tensor's first dimension, else the length of a list with one value an item."""
+    count = known_count(batch)
+    if count is None:
+        raise InputError(
+            f"cannot tell how many items a batch of type {type(batch).__name__} holds: give it an attribute "
+            "batch_size; a collate_fn can also give (inputs, target) with the items in the first dimension, which "
+            "Workload(step=...) or Workload(forward=...) turns into what the model takes"
+        )
+    return count
+
+
+def known_count(batch: Any) -> int | None:
+    """How many items a batch holds; None if nothing in it says so."""
+    said = _said_count(batch)
+    if said is not None:
+        return said
     inputs, target = split(batch)
     for part in (inputs, target):
         if isinstance(part, torch.Tensor) and part.dim():
             return int(part.shape[0])
-    for part in (target, inputs):
-        count = _count(part)
-        if count is not None:
-            return count
-    raise InputError(
-        f"cannot tell how many items a batch of type {type(batch).__name__} holds; "
-        "a collate_fn that gives (inputs, target) with the batch in the first dimension would say"
-    )
+    return next((count for part in (target, inputs) if (count := _count(part, set())) is not None), None)
 
 
-def _count(value: Any) -> int | None:
+def _said_count(value: Any) -> int | None:
+    """What an object says itself: a batch of PyTorch Geometric holds nodes of `num_graphs` graphs."""
+    if isinstance(value, (torch.Tensor, np.ndarray, *_ATOMS)):
+        return None
+    for name in ("num_graphs", "batch_size"):
+        said = _attribute(value, name)
+        if isinstance(said, tuple) and said:  # as tensordict's
+            said = said[0]
+        if isinstance(said, int) and not isinstance(said, bool) and said > 0:
+            return said
+    return None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute, or None: properties of users' classes raise whatever they like."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
+
+
+def _count(value: Any, seen: set[int]) -> int | None:
     if isinstance(value, torch.Tensor | np.ndarray):
         return int(value.shape[0]) if len(value.shape) else None
-    if isinstance(value, _ATOMS):
+    if isinstance(value, _ATOMS) or id(value) in seen:
         return None
+    seen = seen | {id(value)}
+    said = _said_count(value)
+    if said is not None:
+        return said
     if isinstance(value, list | tuple) and not _is_packed(value) and not hasattr(value, "_fields"):
-        return _count_sequence(value)
+        return _count_sequence(value, seen)
     if _is_packed(value):
         return int(value.batch_sizes[0])
-    return next((count for part in _parts(value) if (count := _count(part)) is not None), None)
+    return next((count for part in _parts(value) if (count := _count(part, seen)) is not None), None)
 
 
-def _count_sequence(values: list[Any] | tuple[Any, ...]) -> int | None:
+def _count_sequence(values: list[Any] | tuple[Any, ...], seen: set[int]) -> int | None:
     """A list holds one value an item (targets of detection, images of several sizes) or several batched inputs."""
     if not values or all(isinstance(value, Mapping | str | bytes | int | float) for value in values):
         return len(values)
-    counts = {_count(value) for value in values}
+    counts = {_count(value, seen) for value in values}
     if len(counts) == 1:
         return counts.pop()
     return len(values)
@@ -148,6 +219,10 @@ def _count_sequence(values: list[Any] | tuple[Any, ...]) -> int | None:
 
 def batch_bytes(batch: Any) -> int:
     """The bytes of all tensors, arrays and strings in a batch."""
+    return _bytes(batch, set())
+
+
+def _bytes(batch: Any, seen: set[int]) -> int:
     if isinstance(batch, torch.Tensor | np.ndarray | np.generic):
         return int(batch.nbytes)
     if isinstance(batch, bytes):
@@ -156,7 +231,10 @@ def batch_bytes(batch: Any) -> int:
         return len(batch.encode())
     if isinstance(batch, _ATOMS):
         return 0
-    return sum(batch_bytes(part) for part in _parts(batch))
+    if id(batch) in seen:  # objects may refer to each other
+        return 0
+    seen.add(id(batch))
+    return sum(_bytes(part, seen) for part in _parts(batch))
 
 
 def _parts(value: Any) -> Iterator[Any]:
@@ -164,10 +242,12 @@ def _parts(value: Any) -> Iterator[Any]:
         yield from value.values()
     elif isinstance(value, tuple | list | set | frozenset):
         yield from value
+    elif isinstance(value, type | ModuleType | FunctionType | torch.nn.Module):
+        return  # part of the program, not of the batch
     elif is_dataclass(value):
-        yield from (getattr(value, part.name) for part in fields(value))
+        yield from (_attribute(value, part.name) for part in fields(value))
     else:
-        yield from getattr(value, "__dict__", {}).values()
+        yield from list(getattr(value, "__dict__", {}).values())
 
 
 def _is_packed(value: Any) -> bool:

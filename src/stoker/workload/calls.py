@@ -11,9 +11,11 @@ from torch.utils.data import Dataset
 from stoker.errors import InputError
 from stoker.workload.batch import batch_bytes as batch_bytes
 from stoker.workload.batch import count_items as count_items
+from stoker.workload.batch import known_count as known_count
 from stoker.workload.batch import split as split
 from stoker.workload.batch import to_device as to_device
 from stoker.workload.batch import without_target
+from stoker.workload.loaders import is_loader, parts_of
 from stoker.workload.workload import Workload
 
 # Weights of the auxiliary heads' losses, from the papers that introduced the two models.
@@ -28,7 +30,7 @@ def make(thing: Any) -> Any:
     """The object that a part of a workload stands for: classes and functions are called, others used as they are."""
     if isinstance(thing, type):
         return thing()
-    if isinstance(thing, nn.Module | Dataset):  # a module is callable, but does not make modules
+    if is_loader(thing) or isinstance(thing, nn.Module | Dataset):  # a module is callable, but does not make modules
         return thing
     if hasattr(type(thing), "__getitem__") or hasattr(type(thing), "__iter__"):
         return thing
@@ -51,6 +53,8 @@ def make_model(workload: Workload) -> nn.Module:
 
 def make_dataset(workload: Workload, part: Literal["train", "validation"] = "train") -> Any:
     dataset = make(workload.dataset if part == "train" else workload.validation)
+    if is_loader(dataset):
+        dataset = parts_of(dataset)["dataset"]
     what = "dataset" if part == "train" else "validation"
     if dataset is None:
         raise InputError(
@@ -61,6 +65,29 @@ def make_dataset(workload: Workload, part: Literal["train", "validation"] = "tra
             f"a workload's {what} must be a dataset or a function that makes one, got {type(dataset).__name__}"
         )
     return dataset
+
+
+def opened(workload: Workload) -> Workload:
+    """The workload with its dataset made; a DataLoader that a function makes is taken apart."""
+    made = make(workload.dataset)
+    if made is workload.dataset:
+        return workload
+    if not is_loader(made):
+        return workload.with_(dataset=make_dataset(workload.with_(dataset=made)))
+    return workload.with_(dataset=made)
+
+
+def make_batch_sampler(workload: Workload, batch_size: int) -> Any:
+    """The workload's batch sampler; a function is called with the batch size. Raises InputError if it makes none."""
+    if workload.batching != "function":
+        return workload.batch_sampler
+    made = workload.batch_sampler(batch_size)
+    if not hasattr(made, "__iter__"):
+        raise InputError(
+            f"a workload's batch_sampler must give a batch sampler when called with a batch size, "
+            f"got {type(made).__name__}"
+        )
+    return made
 
 
 def make_optimizer(workload: Workload, model: nn.Module) -> Any:
@@ -103,7 +130,8 @@ def loss_of(workload: Workload, output: Any, target: Any) -> torch.Tensor:
         return _own_loss(output)
     if target is None:
         raise InputError(
-            "the loss needs a target, and the batch has none: give (inputs, target) or a mapping with labels"
+            "the loss needs a target, and the batch has none: give (inputs, target), a mapping with labels, "
+            "or a step(model, batch) of your own: Workload(step=...)"
         )
     if not _is_torch_loss(workload.loss):
         return _one_number(workload.loss(output, target))

@@ -62,10 +62,18 @@ def worst_example(
             break
     if worst is None:
         raise InputError(f"{type(dataset).__name__} is empty: there is no item to see the shapes of")
-    few, more = (collated(workload, [worst] * count) for count in (EXAMPLE_ITEMS, _MORE_ITEMS))
+    if workload.batched and part == "train":
+        few, more = (_resized(worst, count) for count in (EXAMPLE_ITEMS, _MORE_ITEMS))
+    else:
+        few, more = (collated(workload, [worst] * count) for count in (EXAMPLE_ITEMS, _MORE_ITEMS))
     size_of = getattr(dataset, "__len__", None)
     of = size_of() if size_of is not None and not isinstance(dataset, IterableDataset) else None
     return Example(few, worst, workload, _grows(few, more), seen, of)
+
+
+def _resized(batch: Any, items: int) -> Any:
+    """A batch that the dataset made, with its first items, or its items repeated."""
+    return grown(batch, calls.count_items(batch), items, torch.device("cpu"))
 
 
 def collated(workload: Workload, items: list[Any]) -> Any:
@@ -107,7 +115,8 @@ def _items(dataset: Any, workload: Workload | None) -> Iterator[Any]:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         return iter(dataset)
     if workload is not None and workload.batch_sampler is not None:
-        return (dataset[index] for batch in workload.batch_sampler for index in batch)
+        batches = calls.make_batch_sampler(workload, _ALIKE_ITEMS)
+        return (dataset[index] for batch in batches for index in batch)
     if workload is not None and workload.sampler is not None:
         return (dataset[index] for index in workload.sampler)
     if not hasattr(dataset, "__len__"):

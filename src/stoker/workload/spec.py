@@ -65,8 +65,11 @@ def _first(dataset: Any, items: int) -> Any:
     from torch.utils.data import IterableDataset, Subset
 
     from stoker.workload import calls
+    from stoker.workload.loaders import first_items, is_loader
 
     made = calls.make(dataset)
+    if is_loader(made):
+        return first_items(made, items)
     if isinstance(made, IterableDataset) or not hasattr(made, "__len__"):
         raise InputError(
             "--items can only bound a dataset that knows its length; bound an iterable one where it is made"
@@ -99,7 +102,7 @@ def _load_named(
         model=functools.partial(models.build, name, weights=weights, least_classes=opened.classes),
         dataset=opened.dataset,
         loss=nn.CrossEntropyLoss() if kind.trainable else None,
-        optimizer=functools.partial(optim.SGD, lr=_LEARNING_RATE, momentum=0.9),
+        optimizer=functools.partial(optim.SGD, lr=_LEARNING_RATE, momentum=0.9) if kind.trainable else None,
         validation=functools.partial(_validation, open_part, items) if kind.trainable else None,
         metric=calls.top1 if kind.trainable else None,
         collate_fn=opened.collate_fn,

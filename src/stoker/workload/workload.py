@@ -1,12 +1,14 @@
 """The user's description of what to run: model, data, and the training or inference step."""
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stoker.errors import InputError
-from stoker.records import Mode
+from stoker.records import Batching, Mode, Setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +27,19 @@ class Workload:
     `forward(model, inputs)` replaces only the call of the model. `metric(output, target)` scores a validation batch.
     `files` lists the files that the dataset reads, so that a cold run can evict them from the page cache.
 
+    A `torch.utils.data.DataLoader`, or a function that makes one, may stand in place of a dataset, as `dataset` or as
+    `loader`: its dataset, order, functions and setting are used, except for the parts that are given beside it.
+    `batch_sampler` may be a function that makes one for a batch size. `batched`: the dataset gives whole batches.
+    `shuffle` is None for a random order in training only. `current` is the present setting, by default the loader's.
+
     `on_device` says that batches lie on the device already, `from_example` that the dataset repeats an example batch.
 
     Raises InputError for a missing model or dataset, and for a part that cannot be called.
     """
 
     model: Any
-    dataset: Any
+    dataset: Any = None
+    loader: Any = None
     loss: Callable[..., Any] | None = None
     optimizer: Callable[..., Any] | None = None
     validation: Any = None
@@ -39,6 +47,9 @@ class Workload:
     collate_fn: Callable[[list[Any]], Any] | None = None
     sampler: Any = None
     batch_sampler: Any = None
+    batched: bool = False
+    shuffle: bool | None = None
+    drop_last: bool = False
     worker_init_fn: Callable[[int], None] | None = None
     step: Callable[[Any, Any], Any] | None = None
     forward: Callable[[Any, Any], Any] | None = None
@@ -47,10 +58,18 @@ class Workload:
     data_name: str | None = None
     on_device: bool = False
     from_example: bool = False
+    current: Setting | None = None
 
     def __post_init__(self) -> None:
+        if self.loader is not None:
+            if self.dataset is not None:
+                raise InputError("a workload takes a dataset or a loader, not both: a loader has its dataset")
+            object.__setattr__(self, "dataset", self.loader)
+            object.__setattr__(self, "loader", None)
         if self.model is None or self.dataset is None:
-            raise InputError("a workload needs a model and a dataset, as objects or as functions that make them")
+            raise InputError(
+                "a workload needs a model, and a dataset or a loader, as objects or as functions that make them"
+            )
         for name in ("loss", "optimizer", "metric", "collate_fn", "worker_init_fn", "step", "forward"):
             value = getattr(self, name)
             if value is not None and not callable(value):
@@ -62,12 +81,62 @@ class Workload:
                 raise InputError(f"a workload's {name} must be a text, got {type(value).__name__}")
         if self.sampler is not None and self.batch_sampler is not None:
             raise InputError("a workload takes a sampler or a batch_sampler, not both")
+        if self.batched and self.batch_sampler is not None:
+            raise InputError("a dataset that gives whole batches takes no batch_sampler")
+        self._take_loaders_apart()
+
+    def _take_loaders_apart(self) -> None:
+        """Put the parts of a DataLoader in its place. One that a function makes is taken apart where it is made."""
+        if "torch.utils.data" not in sys.modules:  # then no object is a DataLoader
+            return
+        from stoker.workload.loaders import parts_beside
+
+        for name, value in parts_beside(self).items():
+            object.__setattr__(self, name, value)
+
+    def mode_choice(self, asked: Mode | None = None) -> tuple[Mode, str]:
+        """The mode, and why: asked for, `train` if something shows that it trains, otherwise `infer`."""
+        if asked is not None:
+            return asked, "as asked"
+        if self.loss is not None:
+            return "train", "it has a loss"
+        if self.optimizer is not None:
+            return "train", "it has an optimizer"
+        if self.step is not None and _calls_backward(self.step):
+            return "train", "its step calls backward"
+        return "infer", "no loss, no optimizer"
 
     def default_mode(self) -> Mode:
-        """`train` with a loss, or with its own step and an optimizer; otherwise `infer`."""
-        return "train" if self.loss is not None or (self.step is not None and self.optimizer is not None) else "infer"
+        """`train` with a loss, an optimizer, or a step that calls `backward`; otherwise `infer`."""
+        return self.mode_choice()[0]
+
+    @property
+    def batching(self) -> Batching:
+        """Who sets the batch size: the setting, directly or through a function, or else the workload itself."""
+        if self.batched:
+            return "dataset"
+        if self.batch_sampler is None:
+            return "size"
+        is_function = callable(self.batch_sampler) and (
+            isinstance(self.batch_sampler, type) or not hasattr(self.batch_sampler, "__iter__")
+        )
+        return "function" if is_function else "sampler"
+
+    @property
+    def sets_batches(self) -> bool:
+        """Whether the batch size of a setting is not used."""
+        return self.batching in ("sampler", "dataset")
 
     def with_(self, **changes: Any) -> "Workload":
         """A copy with some parts replaced."""
         values = {part.name: getattr(self, part.name) for part in fields(self)}
         return Workload(**{**values, **changes})
+
+
+def _calls_backward(step: Callable[..., Any]) -> bool:
+    """Whether a step's own code calls `backward`, as far as its names show."""
+    while isinstance(step, functools.partial):
+        step = step.func
+    function = getattr(step, "__func__", step)
+    code = getattr(function, "__code__", None) or getattr(vars(type(step)).get("__call__"), "__code__", None)
+    return code is not None and bool({"backward", "manual_backward"} & set(code.co_names))

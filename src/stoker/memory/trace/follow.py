@@ -16,7 +16,7 @@ from stoker.memory.trace.gpus import DEFAULT_GPU, Architecture, architecture
 from stoker.memory.trace.kernels import attention, recurrent
 from stoker.memory.trace.log import AllocationLog
 from stoker.memory.trace.recorder import AllocationRecorder
-from stoker.process.failures import own_place
+from stoker.process.failures import TRAIN_REMEDY, own_place
 from stoker.records import Mode, Setting
 from stoker.workload import calls
 from stoker.workload.batch import mapped
@@ -248,4 +248,5 @@ def _cannot_follow(error: Exception) -> str:
     if isinstance(error, kinds):
         return f"this step cannot be followed without a GPU: {why} depends on values that only a run has{where}"
     what = f"{type(error).__name__}: {why}" if why else type(error).__name__
-    return f"the step fails where it is followed without a GPU: {what}{where}"
+    hint = f"; {TRAIN_REMEDY}" if "does not require grad" in why or "inference tensor" in why.lower() else ""
+    return f"the step fails where it is followed without a GPU: {what}{where}{hint}"

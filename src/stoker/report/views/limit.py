@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.records import Limit, MethodComparison
+from stoker.report.console import mode_text
 from stoker.units import format_bytes, format_seconds
 
 
@@ -14,7 +15,9 @@ def limit_view(limit: Limit) -> RenderableType:
     table.add_column(overflow="fold")
     for label, value in _rows(limit).items():
         table.add_row(label, value)
-    what = ", ".join([limit.mode, limit.precision, *([limit.optimizer] if limit.optimizer else [])])
+    what = ", ".join(
+        [mode_text(limit.mode, limit.mode_reason), limit.precision, *([limit.optimizer] if limit.optimizer else [])]
+    )
     lines: list[RenderableType] = [Text.assemble((limit.workload, "bold"), f" · {what}"), Text(), table]
     if limit.probes:
         lines += [Text(), _probes(limit)]

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.records import Bound, Candidate, Plan, Remedy, Setting, Verdict, VerifiedRemedy
+from stoker.report.console import mode_text
 from stoker.units import format_seconds, format_workers
 
 _SHOWN_REMEDIES = 4
@@ -85,7 +86,7 @@ def _heading(plan: Plan) -> Text:
     wanted = plan.objective
     what = f"{wanted.items:,} items" + (f" × {wanted.epochs} epochs" if wanted.epochs > 1 else "")
     goal = "highest steady rate" if wanted.kind == "throughput" else f"least time for {what}"
-    return Text.assemble((plan.workload, "bold"), f" · {plan.mode} · {goal}")
+    return Text.assemble((plan.workload, "bold"), f" · {mode_text(plan.mode, plan.mode_reason)} · {goal}")
 
 
 def _summary(plan: Plan) -> str:

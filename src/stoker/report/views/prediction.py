@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.records import Prediction, Probes
+from stoker.report.console import mode_text
 from stoker.units import format_seconds, format_workers
 
 
@@ -42,7 +43,8 @@ def _heading(found: Prediction, probes: Probes | None) -> Text:
     if probes is None:
         return Text(what)
     subject = probes.subject
-    return Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device} · {what}")
+    mode = mode_text(subject.mode, subject.mode_reason)
+    return Text.assemble((subject.name, "bold"), f" · {subject.data} · {mode} on {subject.device} · {what}")
 
 
 def grid_view(found: Sequence[Prediction], probes: Probes) -> RenderableType:

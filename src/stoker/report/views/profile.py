@@ -11,6 +11,7 @@ from stoker.analysis.interference import disturbance_note
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict, VerifiedRemedy
+from stoker.report.console import mode_text
 from stoker.report.views.plan import remedy_lines, verdict_lines, verified_lines
 from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
@@ -81,7 +82,10 @@ def _heading(trial: Trial) -> RenderableType:
         if on
     ]
     prefetch = f", prefetch {setting.prefetch_factor}" if setting.num_workers else ""
-    first = Text.assemble((subject.name, "bold"), f" · {subject.data} · {subject.mode} on {subject.device}")
+    first = Text.assemble(
+        (subject.name, "bold"),
+        f" · {subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device}",
+    )
     workers = format_workers(setting.num_workers)
     batch = f"batch {setting.batch_size}"
     if subject.batch_sampler and trial.timeline.items:
