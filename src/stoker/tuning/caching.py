@@ -6,7 +6,31 @@ from typing import NamedTuple
 from stoker.records import Record
 
 DETERMINISTIC = frozenset(
-    ["CenterCrop", "ConvertBoundingBoxFormat", "ConvertImageDtype", "FiveCrop", "Grayscale", "ImageClassification", "LinearTransformation", "Normalize", "ObjectDetection", "OpticalFlow", "PILToTensor", "Pad", "Resize", "SemanticSegmentation", "TenCrop", "TimeAfterChannels", "ToDtype", "ToImage", "ToPILImage", "ToPureTensor", "ToTensor", "UniformTemporalSubsample", "VideoClassification"]
+    {
+        "CenterCrop",
+        "ConvertBoundingBoxFormat",
+        "ConvertImageDtype",
+        "FiveCrop",
+        "Grayscale",
+        "ImageClassification",
+        "LinearTransformation",
+        "Normalize",
+        "ObjectDetection",
+        "OpticalFlow",
+        "PILToTensor",
+        "Pad",
+        "Resize",
+        "SemanticSegmentation",
+        "TenCrop",
+        "TimeAfterChannels",
+        "ToDtype",
+        "ToImage",
+        "ToPILImage",
+        "ToPureTensor",
+        "ToTensor",
+        "UniformTemporalSubsample",
+        "VideoClassification",
+    }
 )
 """Transforms of torchvision (and one of ours) that return the same for the same item. Any other name may be random."""
 
