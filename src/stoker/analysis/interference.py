@@ -62,7 +62,8 @@ def disturbance_note(trial: Trial) -> str | None:
 
 
 def thread_hint(trial: Trial) -> str | None:
-    """What to try where a run's threads wait for CPUs; None where they do not. It has no figure: nothing like it ran."""
+    """What to try where a run's threads wait for CPUs; None where they do not. It has no figure: nothing like it
+    ran."""
     if not (disturbed(trial) or delayed(trial)):
         return None
     cpus = trial.machine.cpu.usable if trial.machine is not None else float("inf")

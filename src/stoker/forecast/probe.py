@@ -88,8 +88,8 @@ def probe(
     """Probe a workload on this machine.
 
     `batch_sizes` are the smallest, a middle and the largest size to predict. Workers are also started by each of
-    `start_methods`, and run with each number of `worker_threads`: what is probed can be predicted. Raises InputError for
-    a budget or sizes that make no sense, and for a workload whose short runs fail.
+    `start_methods`, and run with each number of `worker_threads`: what is probed can be predicted. Raises InputError
+    for a budget or sizes that make no sense, and for a workload whose short runs fail.
     """
     made = prober(
         setting or Setting(),
@@ -123,8 +123,8 @@ def prober(
 ) -> "Prober":
     """A `Prober`, for a session that goes on to other runs.
 
-    If it `needs_length`, a stream of unknown length is refused. `sizes_for` chooses the sizes once the subject is known.
-    Raises InputError for a budget, sizes or other choices that make no sense.
+    If it `needs_length`, a stream of unknown length is refused. `sizes_for` chooses the sizes once the subject is
+    known. Raises InputError for a budget, sizes or other choices that make no sense.
     """
     if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")

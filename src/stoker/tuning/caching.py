@@ -6,7 +6,7 @@ from typing import NamedTuple
 from stoker.records import Record
 
 DETERMINISTIC = frozenset(
-    [
+    {
         "CenterCrop",
         "ConvertBoundingBoxFormat",
         "ConvertImageDtype",
@@ -30,7 +30,7 @@ DETERMINISTIC = frozenset(
         "ToTensor",
         "UniformTemporalSubsample",
         "VideoClassification",
-    ]
+    }
 )
 """Transforms of torchvision (and one of ours) that return the same for the same item. Any other name may be random."""
 

@@ -66,8 +66,8 @@ class Space(Record, frozen=True):
     def batch_sizes(self, ceiling: int | None, items: int | None) -> list[int]:
         """The sizes to consider, in ascending order. None is above the ceiling of the device or the number of items."""
         request = self.request
-        if self.keeps is not None:
-            return [self.keeps]
+        if self.kept is not None:
+            return [self.kept]
         most = min(size for size in (request.max_batch or self.largest, ceiling, items) if size is not None)
         if request.global_share is not None:
             share = request.global_share
@@ -87,6 +87,11 @@ class Space(Record, frozen=True):
             return sorted({self.keeps, *self.other_sizes(ceiling)})
         sizes = self.batch_sizes(ceiling, None)
         return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+
+    @property
+    def kept(self) -> int | None:
+        """The only size that may be chosen, if there is one."""
+        return self.request.fixed_batch if self.keeps is None else self.keeps
 
     def other_sizes(self, most: int | None) -> list[int]:
         """Sizes beside the one that is kept, none above `most`: only to show what they would bring."""
@@ -111,7 +116,7 @@ def candidates_of(
     request, item_bytes = space.request, item_bytes_of(predictor.probes)
     items = min(predictor.probes.subject.items or objective.items, objective.items)
     sizes = space.batch_sizes(None, items)
-    if space.keeps is None:  # larger sizes are ruled out by name, but below them there has to be something
+    if space.kept is None:  # larger sizes are ruled out by name, but below them there has to be something
         least = Setting(batch_size=sizes[0], accumulate=2 if request.global_batch else 1)
         sizes = sorted({*sizes, *space.batch_sizes(_size_that_fits(item_bytes, bounds, least), items)})
     others = _compared(space, items, bounds.max_batch)

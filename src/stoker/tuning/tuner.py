@@ -122,7 +122,7 @@ class Tuner:
         self._notes += notes.global_batch_notes(request, subject.mode)
         if subject.batch_sampler:
             self._request = request.with_batch(probes.runs[0].batch_size)
-            self._space = Space(request=self._request, keeps=self._request.fixed_batch)
+            self._space = Space(request=self._request)
         for _ in range(RULES.further_times):
             size = self._larger_size(probes)
             more = size and (yield from prober.further(size, RULES.further_share * request.budget_s))
@@ -156,7 +156,7 @@ class Tuner:
         found, out = candidates_of(self._space, self._base, predictor, per_gpu, bounds)
         if not any(each.asked_for for each in found):
             searches = "; --batch-size free searches one that fits" if self._request.fixed_batch is None else ""
-            searches = searches if self._space.keeps is not None else ""
+            searches = searches if self._space.kept is not None else ""
             why = f"nothing fits this machine: {out[0].sentence}{searches}" if out else "there is nothing to choose"
             raise InputError(why)
         chosen = yield from PLANNERS[self._request.planner](self._choice(found, per_gpu, predictor, bounds))
@@ -186,7 +186,7 @@ class Tuner:
 
         In training this is only a note: how many items an update sees changes what is learned.
         """
-        if self._request.planner != "simulate" or probes.ran_out or self._space.keeps is not None:
+        if self._request.planner != "simulate" or probes.ran_out or self._space.kept is not None:
             return None
         per_gpu = self._per_gpu(probes)
         items = min(probes.subject.items or self._objective(probes).items, per_gpu.items)
@@ -268,7 +268,7 @@ class Tuner:
         yield from notes.stream_notes(probes, best, self._trials)
         yield from notes.training_notes(request, subject.mode, best.setting.batch_size, subject.items)
         if not subject.batch_sampler:
-            yield from notes.batch_notes(request, subject.mode, self._space.keeps)
+            yield from notes.batch_notes(request, subject.mode, self._space.kept)
         yield from notes.alternative_notes(best, _alternative(best, chosen.ran), subject.items)
         yield from notes.worker_notes(best.setting)
 

@@ -74,11 +74,8 @@ def verified_lines(verified: Sequence[VerifiedRemedy]) -> list[RenderableType]:
             lines.append(Text(f"  {each.remedy.change}: could not be run: {each.problem}"))
             continue
         pairs = f"{len(each.before_s)} pair{'s' if len(each.before_s) > 1 else ''} of runs"
-        lines.append(
-            Text(
-                f"  {each.remedy.change}: {each.predicted_gain:.2f} times as fast predicted, {gain:.2f} measured ({pairs})"
-            )
-        )
+        predicted = f"{each.predicted_gain:.2f} times as fast predicted"
+        lines.append(Text(f"  {each.remedy.change}: {predicted}, {gain:.2f} measured ({pairs})"))
     return lines
 
 
