@@ -116,6 +116,7 @@ class Server:
 
     def kill(self) -> None:
         self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         self._socket.close()
