@@ -131,6 +131,7 @@ class ForkServer:
 
     def kill(self) -> None:
         self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         """End the server, and with it all its children."""

@@ -74,6 +74,8 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
             problem=sentence,
             versions=_versions(None),
         )
+    if isinstance(record, Trial):
+        record = msgspec.structs.replace(record, task=record.task or task, when=record.when or began)
     outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
     problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:

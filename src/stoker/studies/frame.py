@@ -30,7 +30,8 @@ def trials_frame(
         if place not in last or row.attempt > last[place].attempt:
             last[place] = row
     if not last:
-        return pl.DataFrame(schema=dict.fromkeys(("study", "task_key", "machine", "workload", "outcome"), pl.String))
+        names = ("study", "task_key", "machine", "workload", "outcome")
+        return pl.DataFrame(schema={**dict.fromkeys(names, pl.String), "seconds": pl.Float64})
     records = [
         {
             "study": study,
@@ -55,6 +56,7 @@ def trials_frame(
     ]
     columns = _columns(records, cells)
     data = {name: _series(name, [record.get(name) for record in records]) for name in columns}
+    data.setdefault("seconds", pl.Series("seconds", [None] * len(records), dtype=pl.Float64))  # if nothing was done
     return pl.DataFrame(data).sort("machine", "task_key", "repeat")
 
 

@@ -1,0 +1,146 @@
+"""The executor for this machine: real trials, real limits, and everything that can go wrong is an outcome."""
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.events import AnyEvent, SubjectKnown
+from stoker.process import child
+from stoker.records import Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
+from stoker.studies import executors
+from stoker.studies.executors import LocalExecutor, execute
+from stoker.studies.fingerprint import fingerprint_of, label
+
+WORKLOADS = Path(__file__).parents[1] / "workloads"
+
+
+def profile(spec: str = "resnet18", device: str = "sleep:0s", **setting: Any) -> Task:
+    workload = WorkloadSpec(spec=spec, data=None if ":" in spec else "tensors", items=None if ":" in spec else 8)
+    return Task(
+        workload=workload,
+        mode="infer",
+        device=device,
+        setting=Setting(**{"batch_size": 4, **setting}),
+        extent=Extent(batches=None, warmup=0),
+    )
+
+
+def test_a_profile_is_a_trial_with_figures_samples_and_versions() -> None:
+    events: list[AnyEvent] = []
+    task = profile()
+    finished = LocalExecutor().run(task, timeout_s=60.0, on_event=events.append)
+    assert finished.outcome == "done"
+    assert finished.document is not None
+    trial = parse(finished.document)
+    assert isinstance(trial, Trial)
+    assert trial.task == task
+    assert trial.when is not None
+    assert finished.figures["seconds"] == trial.total_s
+    assert finished.figures["run_items"] == 8
+    assert finished.figures["first_batch_s"] == trial.first_batch_s
+    assert finished.wall_s >= trial.total_s
+    assert set(finished.versions) == {"stoker", "torch", "python"}
+    assert any(isinstance(event, SubjectKnown) for event in events)
+
+
+def test_a_limit_has_its_batch() -> None:
+    options: dict[str, str | int | float | bool] = {"method": "trace", "gpu_memory": "2GiB"}
+    task = Task(kind="limit", workload=WorkloadSpec(spec="resnet18", data="device"), mode="infer", options=options)
+    finished = execute(task)
+    assert finished.outcome == "done", finished.problem
+    assert finished.document is not None
+    found = parse(finished.document)
+    assert isinstance(found, Limit)
+    assert finished.figures["max_batch"] == found.max_batch > 1
+
+
+@pytest.mark.parametrize(
+    ("task", "outcome", "sentence"),
+    [
+        (profile("resnet1"), "failed", "resnet1"),
+        (profile(device="sleep:tomorrow"), "failed", "tomorrow"),
+        (profile(device="sleep:20s"), "timed_out", "not over after 2 s"),
+        (profile(f"{WORKLOADS / 'planted.py'}:dies", "cpu", num_workers=1), "crashed", "a loader worker was killed"),
+        (Task(workload=None), "failed", "a live Workload object cannot be part of a study"),
+    ],
+)
+def test_whatever_goes_wrong_is_an_outcome_with_a_sentence(task: Task, outcome: str, sentence: str) -> None:
+    finished = execute(task, timeout_s=2.0 if "20s" in task.device else 60.0)
+    assert finished.outcome == outcome, finished.problem
+    assert finished.problem is not None
+    assert sentence in finished.problem
+
+
+def test_an_error_of_ours_does_not_end_the_study(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*_: Any) -> Any:
+        raise KeyError("missing")
+
+    monkeypatch.setitem(executors._RUN, "profile", stumble)
+    finished = execute(profile())
+    assert (finished.outcome, finished.problem) == ("failed", "KeyError: 'missing'")
+
+
+def test_an_interrupt_is_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(executors._RUN, "profile", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        execute(profile())
+
+
+def test_what_runs_in_another_thread_ends_when_it_is_stopped() -> None:
+    executor, ended = LocalExecutor(), []
+    started = threading.Event()
+
+    def watch(event: AnyEvent) -> None:
+        if isinstance(event, SubjectKnown):
+            started.set()
+
+    def run() -> None:
+        ended.append(executor.run(profile(device="sleep:60s"), timeout_s=None, on_event=watch))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(60)
+    executor.stop()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert ended[0].outcome == "failed"
+    assert execute(profile()).outcome == "done", "the next one has a server of its own"
+
+
+def test_a_machine_is_known_by_its_processor_and_gpus_and_not_by_its_versions() -> None:
+    changed = msgspec.structs.replace
+    machine = LocalExecutor().machine()
+    same = changed(machine, software=changed(machine.software, torch="99"))
+    assert fingerprint_of(same) == fingerprint_of(machine)
+    assert fingerprint_of(changed(machine, cpu=changed(machine.cpu, usable=machine.cpu.usable + 1))) != fingerprint_of(
+        machine
+    )
+    assert label({"cpu": "EPYC", "usable_cpus": 2.0, "gpus": []}) == "2 CPUs (EPYC), no GPU"
+    gpus = [{"name": "H200", "memory_bytes": 1}] * 2
+    assert label({"cpu": "EPYC", "usable_cpus": 1.5, "gpus": gpus}) == "1.5 CPUs (EPYC), 2 × H200"
+
+
+def test_no_folder_of_sockets_is_left_behind_by_a_run_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child.stop()  # so that the next server knows this folder for temporary files
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    seen: list[list[str]] = []
+
+    def watch(event: AnyEvent) -> None:
+        if isinstance(event, SubjectKnown):
+            seen.append(os.listdir(tmp_path))
+
+    finished = LocalExecutor().run(profile(device="sleep:5s", num_workers=2), timeout_s=4.0, on_event=watch)
+    child.stop()
+    assert finished.outcome == "timed_out"
+    assert any(name.startswith("stoker-sockets-") for name in seen[0])
+    left = [name for name in os.listdir(tmp_path) if name.startswith(("stoker-", "pymp-"))]
+    assert left == []

@@ -1,0 +1,71 @@
+"""Presets: each can be run as it is, and says what it reproduces."""
+
+import pytest
+
+from stoker.errors import InputError
+from stoker.studies.presets import ABOUT, SCALES, describe, preset_names, read_preset
+
+NAMES = [
+    "batch-and-workers",
+    "batch-impact",
+    "data-loading",
+    "inference-times",
+    "max-batch",
+    "pinning",
+    "short-runs",
+]
+
+
+def test_the_experiments_of_the_seeds_are_there() -> None:
+    assert preset_names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_preset_has_tasks_with_keys_and_says_what_it_is(name: str, scale: str) -> None:
+    grid = read_preset(name, scale)
+    assert grid.name == (name if scale == "full" else f"{name}-small")
+    assert len(grid.tasks()) == len(grid.cells())
+    assert set(grid.about) == set(ABOUT)
+    assert all(text.strip() and text.isprintable() for text in (grid.title, *grid.about.values()))
+
+
+def test_full_presets_have_the_published_sizes() -> None:
+    sizes = {name: len(read_preset(name).tasks()) for name in NAMES}
+    assert sizes["batch-and-workers"] == 12 * 2 * 5 * 9
+    assert sizes["short-runs"] == 3 * sizes["batch-and-workers"]
+    assert sizes["data-loading"] == 2 * (2 * 2 * 5 * 7)
+    assert sizes["inference-times"] == 12 * 5
+    assert sizes["max-batch"] == 12 * 2
+    assert sizes["batch-impact"] == 12 * 4
+
+
+def test_published_figures_have_the_settings_of_their_preset() -> None:
+    from stoker.analysis import published
+
+    for name, frame in (("batch-and-workers", published.grid()), ("batch-impact", published.batch_impact())):
+        columns = ["workload", "data", "items", "batch_size", "num_workers"]
+        cells = {tuple(cell.get(column) for column in columns) for cell in read_preset(name).cells()}
+        assert set(frame.select(columns).iter_rows()) == cells
+
+
+def test_cnns_and_transformers_are_apart() -> None:
+    for scale in SCALES:
+        families = {cell["workload"]: cell["family"] for cell in read_preset("inference-times", scale).cells()}
+        assert families["vit_b_32"] == "transformer"
+        assert families["resnet18"] == "cnn"
+
+
+def test_the_description_has_both_sizes() -> None:
+    rows = {row["name"]: row for row in describe()}
+    assert list(rows) == NAMES
+    assert rows["batch-and-workers"]["full"]["runs"] == 1080
+    assert rows["batch-and-workers"]["small"]["runs"] == 2 * rows["batch-and-workers"]["small"]["tasks"]
+    assert all(row[scale][part] for row in rows.values() for scale in SCALES for part in ABOUT[1:])
+
+
+def test_what_is_no_preset_is_refused() -> None:
+    with pytest.raises(InputError, match="no such preset: 'pining'; choose"):
+        read_preset("pining")
+    with pytest.raises(InputError, match="no such scale: 'tiny'; choose full, small"):
+        read_preset("pinning", "tiny")
