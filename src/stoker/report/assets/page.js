@@ -18,11 +18,23 @@
   };
   const read = (figure, name) => JSON.parse(figure.querySelector(`script.${name}`).textContent);
   const inked = (spec, ink) => JSON.parse(JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink)));
+  // Panels and plots are made to fit the page: fewer panels beside each other, or a narrower plot.
+  const fitted = (spec, available) => {
+    const margin = 96, spacing = 16;
+    if (spec.facet && spec.spec) {
+      const width = Math.min(spec.spec.width, available - margin);
+      spec.spec.width = width;
+      spec.columns = Math.max(1, Math.min(spec.columns, Math.floor((available - margin + spacing) / (width + spacing))));
+    } else if (typeof spec.width === "number") {
+      spec.width = Math.max(140, Math.min(spec.width, available - margin - (spec.usermeta?.labels ?? 60)));
+    }
+    return spec;
+  };
   const draw = async (figure) => {
     const live = figure.querySelector(".live");
     const ink = getComputedStyle(root).getPropertyValue("--ink").trim();
     try {
-      const result = await vegaEmbed(live, inked(read(figure, "spec"), ink), {
+      const result = await vegaEmbed(live, fitted(inked(read(figure, "spec"), ink), figure.clientWidth), {
         actions: false, renderer: "svg", config: colours(), tooltip: {theme: isDark() ? "dark" : "light"},
       });
       figure.view = result.view;
