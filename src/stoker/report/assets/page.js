@@ -1,58 +1,74 @@
 (() => {
   "use strict";
   const root = document.documentElement;
-  const isDark = () => root.dataset.theme
-    ? root.dataset.theme === "dark"
-    : matchMedia("(prefers-color-scheme: dark)").matches;
-  const colours = () => {
-    const style = getComputedStyle(root);
-    const [ink, muted, line] = ["--ink", "--muted", "--line"].map((name) => style.getPropertyValue(name).trim());
-    return {
-      background: "transparent",
-      axis: {labelColor: muted, titleColor: muted, tickColor: line, gridColor: line, domainColor: line},
-      legend: {labelColor: muted, titleColor: muted},
-      header: {labelColor: ink, titleColor: muted},
-      title: {color: ink, subtitleColor: muted},
-      text: {color: ink},
-    };
-  };
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : dark.matches);
+  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const read = (figure, name) => JSON.parse(figure.querySelector(`script.${name}`).textContent);
-  const inked = (spec, ink) => JSON.parse(JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink)));
-  // Panels and plots are made to fit the page: fewer panels beside each other, or a narrower plot.
+  const rowsOf = (columns) => {
+    const names = Object.keys(columns);
+    const count = names.length ? columns[names[0]].length : 0;
+    return Array.from({length: count}, (_, row) => Object.fromEntries(names.map((name) => [name, columns[name][row]])));
+  };
+
+  // The specification in the page's colours. Cells keep their own text colour: they have their own background.
+  const coloured = (spec, width) => {
+    const ink = colour("--ink"), muted = colour("--muted"), line = colour("--line");
+    const found = JSON.parse(JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink)));
+    const config = found.config;
+    Object.assign(config.axis, {labelColor: muted, titleColor: muted, tickColor: line, gridColor: line});
+    Object.assign(config.legend, {labelColor: muted, titleColor: muted, columns: Math.max(2, Math.min(8, Math.floor(width / 120)))});
+    return found;
+  };
+
+  // Panels and plots fit the page: fewer panels beside each other, or a narrower plot.
   const fitted = (spec, available) => {
-    const margin = 96, spacing = 16;
+    const margin = 84, spacing = 20;
     if (spec.facet && spec.spec) {
-      const width = Math.min(spec.spec.width, available - margin);
-      spec.spec.width = width;
-      spec.columns = Math.max(1, Math.min(spec.columns, Math.floor((available - margin + spacing) / (width + spacing))));
+      const panel = Math.min(spec.spec.width, available - margin);
+      const each = panel + spacing + (spec.resolve ? 56 : 0);
+      spec.spec.width = panel;
+      spec.columns = Math.max(1, Math.min(spec.columns, Math.floor((available - margin + spacing) / each)));
     } else if (typeof spec.width === "number") {
-      spec.width = Math.max(140, Math.min(spec.width, available - margin - (spec.usermeta?.labels ?? 60)));
+      spec.width = Math.min(spec.width + 120, available - 2);
+      spec.autosize = {type: "fit-x", contains: "padding"};
     }
     return spec;
   };
+
   const draw = async (figure) => {
-    const live = figure.querySelector(".live");
-    const ink = getComputedStyle(root).getPropertyValue("--ink").trim();
+    const live = figure.querySelector(".live"), still = figure.querySelector(".still");
+    const width = figure.clientWidth;
+    const spec = fitted(coloured(read(figure, "spec"), width), width);
+    spec.datasets = {rows: rowsOf(read(figure, "rows"))};
+    live.hidden = false;
     try {
-      const result = await vegaEmbed(live, fitted(inked(read(figure, "spec"), ink), figure.clientWidth), {
-        actions: false, renderer: "svg", config: colours(), tooltip: {theme: isDark() ? "dark" : "light"},
+      const result = await vegaEmbed(live, spec, {
+        actions: false, renderer: "svg", tooltip: {theme: isDark() ? "dark" : "light"},
       });
+      figure.view?.finalize();
       figure.view = result.view;
-      live.hidden = false;
-      figure.querySelector(".still").hidden = true;
       figure.dataset.drawn = "yes";
+      figure.dataset.width = width;
+      still.hidden = true;
     } catch (error) {
+      live.hidden = true;
       figure.dataset.drawn = "no";
       console.error(`chart ${figure.id}: ${error}`);
     }
   };
+
+  // Texts that a spreadsheet would read as a formula begin with an apostrophe.
   const cell = (value) => {
-    const text = value === null || value === undefined ? "" : String(value);
+    if (value === null || value === undefined) return "";
+    let text = String(value);
+    if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = `'${text}`;
     return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const table = (rows) => {
-    const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
-    return [names, ...rows.map((row) => names.map((name) => row[name]))].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+  const table = (columns) => {
+    const names = Object.keys(columns);
+    const rows = rowsOf(columns).map((row) => names.map((name) => cell(row[name])).join(","));
+    return [names.map(cell).join(","), ...rows].join("\n") + "\n";
   };
   const save = (name, kind, text) => {
     const link = document.createElement("a");
@@ -61,6 +77,9 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
+
+  const figures = [...document.querySelectorAll("figure")];
+  const redraw = (wanted) => Promise.all(figures.filter((each) => each.dataset.drawn === "yes" && wanted(each)).map(draw));
   const watcher = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
@@ -68,16 +87,23 @@
       draw(entry.target);
     }
   }, {rootMargin: "400px"});
-  for (const figure of document.querySelectorAll("figure")) {
+  for (const figure of figures) {
     watcher.observe(figure);
-    figure.querySelector('[data-save="csv"]').addEventListener("click", () => save(`${figure.id}.csv`, "text/csv", table(read(figure, "rows"))));
-    figure.querySelector('[data-save="svg"]').addEventListener("click", async () => {
-      const still = figure.querySelector(".still").innerHTML;
-      save(`${figure.id}.svg`, "image/svg+xml", figure.view ? await figure.view.toSVG() : still);
-    });
+    const saveRows = () => save(`${figure.id}.csv`, "text/csv", table(read(figure, "rows")));
+    // The still picture has the page's light colours, which is what a paper wants.
+    const savePicture = () => save(`${figure.id}.svg`, "image/svg+xml", new XMLSerializer().serializeToString(figure.querySelector(".still svg")));
+    figure.querySelector('[data-save="csv"]').addEventListener("click", saveRows);
+    figure.querySelector('[data-save="svg"]').addEventListener("click", savePicture);
   }
+  const theme = () => redraw(() => true);
   document.getElementById("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
-    for (const figure of document.querySelectorAll("figure[data-drawn=yes]")) draw(figure);
+    theme();
+  });
+  dark.addEventListener("change", theme);
+  let later;
+  addEventListener("resize", () => {
+    clearTimeout(later);
+    later = setTimeout(() => redraw((each) => Number(each.dataset.width) !== each.clientWidth), 200);
   });
 })();
