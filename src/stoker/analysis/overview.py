@@ -18,6 +18,8 @@ from stoker.analysis.series import Rows, setting_text
 from stoker.analysis.times import first_batches, item_times, stage_shares
 
 _ALWAYS = ("batch_size", "num_workers")
+AXES = {"num_workers": "workers", "prefetch_factor": "prefetch", "workload": "workload"}
+"""Axes whose name in a chart is not that of the column."""
 _NO_STAGES = ("wall_s", "tuning_s")
 """Columns of a study's frame that end like a stage's: the whole child process, and the time that tuning took."""
 _TRANSFORMERS = ("vit", "swin", "maxvit", "deit", "beit", "bert", "gpt", "roberta", "distilbert", "t5", "llama", "clip")
@@ -41,6 +43,11 @@ class Overview:
         self.cells = self._named(rows)
         self.parts: list[str] = self.cells["part"].unique(maintain_order=True).to_list()
         self.workloads: list[str] = self.cells["workload"].unique(maintain_order=True).to_list()
+
+    @property
+    def part_title(self) -> str:
+        """The axes that make the parts."""
+        return ", ".join(name.replace("_", " ") for name in self._varying)
 
     @property
     def done(self) -> int:
@@ -121,13 +128,13 @@ class Overview:
         frame = effects(self.frame)
         rows = [row for row in self._named(frame).to_dicts() if row["ratio"] is not None]
         names = ("part", "axis", "value", "reference", "ratio", "ratio_low", "ratio_high", "fastest", "pairs")
-        found = []
-        for row in rows:
-            axis = (
-                row["axis"] if row["axis"] in self.roles.split or not row["part"] else f"{row['axis']} ({row['part']})"
-            )
-            part = "" if row["axis"] in self.roles.split else row["part"]
-            found.append({**{name: row[name] for name in names}, "axis": axis.replace("_", " "), "part": part})
+        found: Rows = []
+        for place, row in enumerate(rows):
+            split = row["axis"] in self.roles.split
+            axis = AXES.get(row["axis"], row["axis"].replace("_", " "))
+            named = axis if split or not row["part"] else f"{axis} ({row['part']})"
+            figures = {name: row[name] for name in names}
+            found.append({**figures, "axis": named, "part": "" if split else row["part"], "place": place})
         return found
 
     # ------------------------------------------------------------ slices
@@ -187,7 +194,7 @@ class Overview:
         return [{**row, "family": families.get(row["workload"], family_of(row["workload"]))} for row in rows]
 
     def _item_seconds(self) -> pl.DataFrame | None:
-        """Cells with `item_s`: of computing alone where it was timed and data is on the device, else of the whole run."""
+        """Cells with `item_s`: the run's time over its items."""
         for items in ("items", "run_items"):
             if items in self.frame.columns and self.frame[items].null_count() < self.frame.height:
                 frame = self.frame if items == "items" else self._with_run_items()

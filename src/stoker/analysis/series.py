@@ -280,7 +280,7 @@ def _needed(limit: Limit, each: Attempt) -> int:
 
 def part_rows(limit: Limit) -> Rows:
     """What the largest batch needs, by part: part, bytes."""
-    rows = [
+    rows: Rows = [
         {"part": "fixed (weights, gradients, optimizer)", "bytes": limit.fixed_bytes},
         {"part": f"{limit.max_batch} items", "bytes": limit.bytes_per_item * limit.max_batch},
         {"part": "left over", "bytes": limit.gpu_memory_bytes - limit.peak_bytes_at_max},

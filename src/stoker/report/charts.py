@@ -4,10 +4,12 @@ Every function takes rows (mappings of plain values) and returns a specification
 `png` bring the same rows to it. Colours are safe for the colour-blind, and what failed has a sign as well as a colour.
 """
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import altair as alt
 
@@ -26,7 +28,7 @@ CATEGORIES = (
     "#44aa99",
 )
 """Okabe and Ito's palette, made for the colour-blind, with a readable yellow; two more by Paul Tol."""
-SEQUENTIAL = "oranges"
+SEQUENTIAL: Final = "oranges"
 STAGES = {
     "start": "#7f7f7f",
     "read": "#332288",
@@ -51,24 +53,35 @@ LANES = {"load": "#0072b2", "start": "#7f7f7f", "wait": "#d55e00", "step": "#009
 """What a bar of the timeline is about, and its colour."""
 SIGNS = {"oom": "M", "crashed": "✕", "timed_out": "T", "failed": "!", "ruled out": "–", "missing": "·"}
 """What stands in a cell without a time: out of memory, crashed, timed out, failed, ruled out, never run."""
-SIGN_TEXT = "M out of memory · ✕ crashed · T timed out · ! failed · – ruled out · dot: not run"
+RING = "#111827"
+"""The ring around the best cell, which is always a light one, whatever the theme."""
 DATA = "rows"
 """The name under which a specification expects its rows."""
 
+Unit = Literal["s", "B", "%", "", "n"]
+"""Seconds, bytes, shares, numbers, counts."""
 Rows = Sequence[Mapping[str, Any]]
 Spec = dict[str, Any]
+
+
+def sign_text(rows: Rows) -> str:
+    """What the signs in the cells of these rows mean."""
+    words = {"oom": "out of memory", "timed_out": "timed out", "missing": "not run"}
+    found = [name for name in SIGNS if any(row.get("outcome") == name for row in rows)]
+    return " ".join(f"{SIGNS[name]} {words.get(name, name)}." for name in found)
 
 
 def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than the best", columns: int = 4) -> Spec:
     """Batch size over workers, a panel for each value of `facet`.
 
-    Rows have `batch_size`, `num_workers`, `seconds`, `regret` (the colour) and `outcome`. Cells whose `regret` is 0 have
-    a ring. Maps of one or two panels have the seconds in their cells.
+    Rows have `batch_size`, `num_workers`, `seconds`, `regret` (the colour) and `outcome`. Cells whose `regret` is 0
+    have a ring. Maps of one or two panels have the seconds in their cells.
     """
     panels = len({row.get(facet) for row in rows}) if facet else 1
     roomy = panels <= 2
-    x = alt.X("num_workers:O", title="workers", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("batch_size:O", title="batch size", sort="descending")
+    gap = alt.Scale(paddingInner=0.05, paddingOuter=0.02)
+    x = alt.X("num_workers:O", title="workers", axis=alt.Axis(labelAngle=0), scale=gap)
+    y = alt.Y("batch_size:O", title="batch size", sort="descending", scale=gap)
     tips = [
         *_facet_tip(facet),
         alt.Tooltip("batch_size:Q", title="batch size"),
@@ -94,19 +107,20 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
         dark = alt.condition("datum.regret > 0.55", alt.value("#ffffff"), alt.value("#24292f"))
         layers.append(
             timed.mark_text(fontSize=11).encode(
-                x, y, text=alt.Text("seconds:Q", format=".3~s"), color=dark, tooltip=tips
+                x, y, text=alt.Text("seconds:Q", format=".3~r"), color=dark, tooltip=tips
             )
         )
     if any(row.get("regret") is not None and row["regret"] <= 0 for row in rows):
         best = base.transform_filter("isValid(datum.regret) && datum.regret <= 0")
-        ring = best.mark_rect(fill=None, stroke=INK, strokeWidth=1.8, cornerRadius=2)
+        ring = best.mark_rect(fill=None, stroke=RING, strokeWidth=2, cornerRadius=2)
         layers.append(ring.encode(x, y, tooltip=tips))
     workers = len({row.get("num_workers") for row in rows})
     sizes = len({row.get("batch_size") for row in rows})
     wide, high = (44, 28) if roomy else (22, 20)
     width, height = min(520, max(110, wide * workers)), min(420, max(44, high * sizes))
     chart = alt.layer(*layers).properties(width=width, height=height)
-    return _finished(chart, facet=facet, columns=columns if panels > 2 else 2)
+    spec = _finished(chart, rows=rows, facet=facet, columns=columns if panels > 2 else 2)
+    return spec if facet else {**spec, "usermeta": {"cells": True}}
 
 
 _EXTRAS = {"setting": "other settings", "note": "note", "low": "at least", "high": "at most"}
@@ -121,7 +135,7 @@ def lines(
     facet: str | None = None,
     x_title: str,
     y_title: str,
-    y_format: str = "~s",
+    unit: Unit = "s",
     logarithmic: bool = False,
     independent_y: bool = False,
 ) -> Spec:
@@ -131,15 +145,18 @@ def lines(
         *_facet_tip(facet),
         *([alt.Tooltip(f"{colour}:N", title=title)] if colour else []),
         alt.Tooltip(f"{x}:N", title=x_title),
-        alt.Tooltip(f"{y}:Q", format=".1%" if y_format.endswith("%") else ",.4~g", title=y_title),
+        alt.Tooltip(f"{y}:Q", format=_FORMATS[unit], title=y_title),
     ]
     encoding: dict[str, Any] = {
         "x": alt.X(f"{x}:O", title=x_title, axis=alt.Axis(labelAngle=0)),
         "y": alt.Y(
             f"{y}:Q",
             title=y_title,
-            axis=alt.Axis(format=y_format, grid=True, tickCount=5),
-            scale=alt.Scale(type="log") if logarithmic else alt.Scale(zero=True),
+            **(
+                _log(rows, (y,), unit)
+                if logarithmic
+                else {"axis": _axis(unit, tickCount=3 if facet else 5), "scale": alt.Scale(zero=True)}
+            ),
         ),
         "tooltip": tips,
     }
@@ -147,9 +164,9 @@ def lines(
         encoding["color"] = _category(colour, title, rows)
     point = alt.OverlayMarkDef(size=34, filled=True)
     chart = alt.Chart().mark_line(point=point, strokeWidth=1.8).encode(**encoding)
-    width, height = (210, 140) if facet else (560, 260)
+    width, height = (170, 110) if facet else (420, 240)
     chart = chart.properties(width=width, height=height)
-    return _finished(chart, facet=facet, columns=3, independent_y=independent_y)
+    return _finished(chart, rows=rows, facet=facet, columns=4, independent_y=independent_y)
 
 
 def regret_bars(rows: Rows) -> Spec:
@@ -177,7 +194,7 @@ def bars(
     label: str,
     value: str,
     title: str,
-    format: str = ",.4~g",
+    unit: Unit = "s",
     colour: str | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Spec:
@@ -185,11 +202,11 @@ def bars(
     tips = [
         alt.Tooltip(f"{label}:N", title=label.replace("_", " ")),
         *([alt.Tooltip(f"{colour}:N")] if colour else []),
-        alt.Tooltip(f"{value}:Q", title=title, format=format),
+        alt.Tooltip(f"{value}:Q", title=title, format=_FORMATS[unit]),
         *(alt.Tooltip(f"{name}:N", title=text) for name, text in (more or {}).items()),
     ]
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{value}:Q", title=title, axis=alt.Axis(format=format, grid=True, tickCount=6)),
+        "x": alt.X(f"{value}:Q", title=title, axis=_axis(unit)),
         "y": alt.Y(f"{label}:N", sort=_order(rows, label), title=None, axis=alt.Axis(labelLimit=200)),
         "tooltip": tips,
     }
@@ -213,7 +230,7 @@ def stage_bars(rows: Rows, *, x: str, x_title: str, facet: str | None = None, no
     spare = [each for each in CATEGORIES if each not in {STAGES[name] for name in present}] or list(CATEGORIES)
     colours = [STAGES[name] for name in present] + [spare[place % len(spare)] for place in range(len(others))]
     title = "share of the time" if normalised else "seconds"
-    axis = alt.Axis(format=".0%" if normalised else "~s", grid=True, tickCount=5)
+    axis = _axis("%" if normalised else "s")
     ticks = {str(row[x]) for row in rows}
     flat = len(ticks) * max((len(each) for each in ticks), default=1) * 7 < (190 if facet else 560)
     tips = [
@@ -237,7 +254,7 @@ def stage_bars(rows: Rows, *, x: str, x_title: str, facet: str | None = None, no
     )
     wide = min(560, max(120, 64 * len(ticks)))
     width, height = (190, 140) if facet else (wide, 260)
-    return _finished(chart.properties(width=width, height=height), facet=facet, columns=4)
+    return _finished(chart.properties(width=width, height=height), rows=rows, facet=facet, columns=4)
 
 
 def scatter(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, label: str, colour: str | None = None) -> Spec:
@@ -246,15 +263,10 @@ def scatter(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, label: st
     Rows that have `low` and `high` have an interval of y.
     """
     names = (x, y, *(name for name in ("low", "high") if _has(rows, name)))
-    values = [float(row[name]) for row in rows for name in names if row.get(name)]
-    low, high = (min(values) * 0.9, max(values) * 1.1) if values else (0.1, 1.0)
-    scale = alt.Scale(type="log", domain=[low, high], nice=False)
-    axis = alt.Axis(grid=True, format="~s", tickCount=6)
-    xs, ys = (
-        alt.X(f"{x}:Q", title=x_title, scale=scale, axis=axis),
-        alt.Y(f"{y}:Q", title=y_title, scale=scale, axis=axis),
-    )
-    agree = alt.Chart(alt.Data(values=[{x: low, y: low}, {x: high, y: high}]))
+    log = _log(rows, names, "s")
+    low, high = log["scale"].to_dict()["domain"]
+    xs, ys = alt.X(f"{x}:Q", title=x_title, **log), alt.Y(f"{y}:Q", title=y_title, **log)
+    agree = alt.Chart(alt.InlineData(values=[{x: low, y: low}, {x: high, y: high}]))
     tips = [
         alt.Tooltip(f"{label}:N", title=label.replace("_", " ")),
         *([alt.Tooltip(f"{colour}:N", title=colour.replace("_", " "))] if colour else []),
@@ -266,10 +278,9 @@ def scatter(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, label: st
     base = alt.Chart()
     if _has(rows, "low"):
         rule = base.mark_rule(color="#8c959f", strokeWidth=1.6, opacity=0.7)
-        layers.append(rule.encode(x=xs, y=alt.Y("low:Q", scale=scale, title=y_title), y2="high:Q", tooltip=tips))
-    more = {"color": _category(colour, colour.replace("_", " "), rows)} if colour else {}
-    points = base.mark_circle(size=52, opacity=0.8, **({} if colour else {"color": CATEGORIES[0]}))
-    layers.append(points.encode(x=xs, y=ys, tooltip=tips, **more))
+        layers.append(rule.encode(x=xs, y=alt.Y("low:Q", title=y_title, **log), y2="high:Q", tooltip=tips))
+    shade: Any = _category(colour, colour.replace("_", " "), rows) if colour else alt.value(CATEGORIES[0])
+    layers.append(base.mark_circle(size=52, opacity=0.8).encode(x=xs, y=ys, color=shade, tooltip=tips))
     return _finished(alt.layer(*layers).properties(width=430, height=340))
 
 
@@ -284,17 +295,15 @@ def ratios(rows: Rows) -> Spec:
         alt.Tooltip("ratio_high:Q", format=".3~f", title="upper quartile"),
         alt.Tooltip("pairs:Q"),
     ]
-    y = alt.Y("value:N", sort=_order(rows, "value"), title=None)
+    y = alt.Y("value:N", sort=alt.EncodingSortField(field="place", op="min"), title=None)
     base = alt.Chart().encode(y=y, tooltip=tips)
-    scale = alt.Scale(type="log", nice=False)
-    x = alt.X(
-        "ratio_low:Q", title="times as long as the first value", scale=scale, axis=alt.Axis(grid=True, tickCount=5)
-    )
+    log = _log(rows, ("ratio", "ratio_low", "ratio_high"), "")
+    x = alt.X("ratio_low:Q", title="times as long as the first value", **log)
     spread = base.mark_rule(color="#8c959f", strokeWidth=2).encode(x=x, x2="ratio_high:Q")
-    points = base.mark_circle(size=60, opacity=1, color=CATEGORIES[0]).encode(x=alt.X("ratio:Q", scale=scale))
+    points = base.mark_circle(size=60, opacity=1, color=CATEGORIES[0]).encode(x=alt.X("ratio:Q", **log))
     height = max(60, 17 * max((sum(1 for r in rows if r["axis"] == a) for a in {r["axis"] for r in rows}), default=1))
     chart = alt.layer(spread, points).properties(width=300, height=min(height, 260))
-    return _finished(chart, facet="axis", columns=3, independent_y=True)
+    return _finished(chart, rows=rows, facet="axis", columns=3, independent_y=True)
 
 
 def landscape(rows: Rows) -> Spec:
@@ -319,7 +328,7 @@ def landscape(rows: Rows) -> Spec:
 
 def strip(rows: Rows, *, label: str, value: str, title: str) -> Spec:
     """A point for each value, a line for each label."""
-    axis = alt.Axis(grid=True, format="~s", tickCount=6)
+    axis = _axis("s")
     chart = (
         alt.Chart()
         .mark_circle(size=54, opacity=0.75, color=CATEGORIES[0])
@@ -339,7 +348,7 @@ def quantiles(rows: Rows, *, y: str, y_title: str) -> Spec:
         .mark_line(color=CATEGORIES[0], point=alt.OverlayMarkDef(size=18, filled=True), strokeWidth=1.8)
         .encode(
             x=alt.X("quantile:Q", title="share of the items", axis=alt.Axis(format=".0%")),
-            y=alt.Y(f"{y}:Q", title=y_title, axis=alt.Axis(grid=True, format="~s", tickCount=5)),
+            y=alt.Y(f"{y}:Q", title=y_title, axis=_axis("s")),
             tooltip=[
                 alt.Tooltip("quantile:Q", format=".1%", title="share of the items"),
                 alt.Tooltip(f"{y}:Q", format=",.4~g", title=f"{y_title}, at most"),
@@ -350,15 +359,16 @@ def quantiles(rows: Rows, *, y: str, y_title: str) -> Spec:
 
 
 def timeline(rows: Rows) -> Spec:
-    """One run: workers as lanes with their batches as bars, the loop's waits and steps below. Drag and scroll to zoom."""
+    """One run: workers as lanes with their batches as bars, the loop's waits and steps below. Scrolling zooms."""
     zoom = alt.selection_interval(bind="scales", encodings=["x"])
+    whole = alt.Scale(domain=[0, max((row["end_s"] for row in rows), default=1)], nice=False)
     present = [name for name in LANES if any(row["does"] == name for row in rows)]
     scale = alt.Scale(domain=present, range=[LANES[name] for name in present])
     chart = (
         alt.Chart()
         .mark_bar(height={"band": 0.8}, cornerRadius=1, clip=True)
         .encode(
-            x=alt.X("begin_s:Q", title="seconds after the start of the run", axis=alt.Axis(grid=True)),
+            x=alt.X("begin_s:Q", title="seconds after the start of the run", axis=alt.Axis(grid=True), scale=whole),
             x2="end_s:Q",
             y=alt.Y("lane:N", sort=_order(rows, "lane"), title=None),
             color=alt.Color("does:N", scale=scale, title=None),
@@ -379,26 +389,28 @@ def timeline(rows: Rows) -> Spec:
 
 def bars_in_order(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, facet: str | None = None) -> Spec:
     """One thin bar a batch, in order."""
-    most = max(
-        (sum(1 for row in rows if row.get(facet) == each) for each in {row.get(facet) for row in rows}), default=1
-    )
     width = 220 if facet else 760
     tips = [
         *_facet_tip(facet),
         alt.Tooltip(f"{x}:Q", title=x_title),
-        alt.Tooltip(f"{y}:Q", format=",.4~g", title=y_title),
+        alt.Tooltip(f"{y}:Q", format=",.4~g", title=f"{y_title} (s)"),
     ]
-    thin = max(1.0, min(12.0, 0.7 * width / max(1, most)))
+    values = sorted({row[x] for row in rows})
+    step = min((after - before for before, after in itertools.pairwise(values)), default=1)
+    scale = alt.Scale(domain=[min(values, default=0) - 0.6 * step, max(values, default=0) + 0.6 * step], nice=False)
     chart = (
         alt.Chart()
-        .mark_bar(color=CATEGORIES[5], width=thin)
+        .transform_calculate(_begin=f"datum.{x} - {0.4 * step}", _end=f"datum.{x} + {0.4 * step}")
+        .mark_bar(color=CATEGORIES[5])
         .encode(
-            x=alt.X(f"{x}:Q", title=x_title, axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y(f"{y}:Q", title=y_title, axis=alt.Axis(grid=True, format="~s", tickCount=4)),
+            x=alt.X("_begin:Q", title=x_title, axis=alt.Axis(tickMinStep=1, format="d"), scale=scale),
+            x2="_end:Q",
+            y=alt.Y(f"{y}:Q", title=y_title, axis=_axis("s"), scale=alt.Scale(zero=True)),
             tooltip=tips,
         )
     )
-    return _finished(chart.properties(width=width, height=90 if facet else 180), facet=facet, columns=4)
+    chart = chart.properties(width=width, height=90 if facet else 180)
+    return _finished(chart, rows=rows, facet=facet, columns=4)
 
 
 def readings(rows: Rows) -> Spec:
@@ -408,7 +420,7 @@ def readings(rows: Rows) -> Spec:
         .mark_area(line={"strokeWidth": 1.6}, opacity=0.25, color=CATEGORIES[0])
         .encode(
             x=alt.X("time_s:Q", title="seconds after the start of the run"),
-            y=alt.Y("value:Q", title=None, axis=alt.Axis(grid=True, format="~s", tickCount=4)),
+            y=alt.Y("value:Q", title=None, axis=_axis("")),
             tooltip=[
                 alt.Tooltip("gauge:N"),
                 alt.Tooltip("time_s:Q", format=",.3~g", title="after (s)"),
@@ -417,14 +429,14 @@ def readings(rows: Rows) -> Spec:
         )
         .properties(width=320, height=110)
     )
-    return _finished(chart, facet="gauge", columns=2, independent_y=True)
+    return _finished(chart, rows=rows, facet="gauge", columns=2, independent_y=True)
 
 
 def memory_line(rows: Rows, *, budget_bytes: int) -> Spec:
     """Memory over batch size as the model of it says (`what` is `model`), with the budget and the tries (their
     outcome)."""
     x = alt.X("batch_size:Q", title="batch size")
-    y = alt.Y("bytes:Q", title="device memory (bytes)", axis=alt.Axis(format="~s", grid=True, tickCount=5))
+    y = alt.Y("bytes:Q", title="device memory", axis=_axis("B"))
     tips = [
         alt.Tooltip("what:N"),
         alt.Tooltip("batch_size:Q", title="batch size"),
@@ -433,7 +445,7 @@ def memory_line(rows: Rows, *, budget_bytes: int) -> Spec:
     base = alt.Chart()
     line = base.transform_filter("datum.what === 'model'").mark_line(color=CATEGORIES[0], strokeWidth=1.8)
     dots = base.transform_filter("datum.what === 'model'").mark_circle(color=CATEGORIES[0], size=40, opacity=1)
-    rule = alt.Chart(alt.Data(values=[{"bytes": budget_bytes, "what": "budget"}]))
+    rule = alt.Chart(alt.InlineData(values=[{"bytes": budget_bytes, "what": "budget"}]))
     rule = rule.mark_rule(color=CATEGORIES[5], strokeDash=[5, 4], strokeWidth=1.6)
     layers: list[Any] = [
         line.encode(x=x, y=y),
@@ -450,6 +462,43 @@ def memory_line(rows: Rows, *, budget_bytes: int) -> Spec:
 
 
 _SHAPES = {"done": "circle", "oom": "cross", "crashed": "diamond", "timed_out": "triangle", "failed": "square"}
+
+
+_FORMATS: dict[Unit, str] = {"s": ",.4~g", "B": ",.4~s", "%": ".1%", "": ",.4~g", "n": ",d"}
+_SECONDS = (
+    "datum.value == 0 ? '0' : abs(datum.value) >= 1 ? format(datum.value, ',~g') + ' s' : abs(datum.value) >= 0.001 ? "
+    "format(datum.value * 1000, '~r') + ' ms' : format(datum.value * 1000000, '~r') + ' µs'"
+)
+_NUMBERS = "abs(datum.value) < 1000 ? format(datum.value, '~g') : format(datum.value, '.3~s')"
+_LABELS: dict[Unit, str] = {"s": _SECONDS, "B": "format(datum.value, '.3~s') + 'B'", "": _NUMBERS, "n": _NUMBERS}
+"""Expressions for the labels of axes: 500 ms rather than 0.5 or 500m."""
+
+
+def _axis(unit: Unit, **more: Any) -> alt.Axis:
+    more.setdefault("tickCount", 5)
+    if unit == "%":
+        return alt.Axis(format=".0%", grid=True, **more)
+    if unit == "n":
+        more["tickMinStep"] = 1
+    return alt.Axis(labelExpr=_LABELS[unit], grid=True, **more)
+
+
+def _log(rows: Rows, names: Sequence[str], unit: Unit) -> dict[str, Any]:
+    """A logarithmic scale around the values, and an axis with a readable number of round ticks."""
+    values = [float(row[name]) for row in rows for name in names if (row.get(name) or 0) > 0]
+    low, high = (min(values) * 0.9, max(values) * 1.1) if values else (0.1, 1.0)
+    for steps in ((1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 5), (1, 3), (1,)):
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        ticks = [float(f"{step}e{power}") for power in range(first, last + 1) for step in steps]
+        ticks = [tick for tick in ticks if low <= tick <= high]
+        if len(ticks) <= _MOST_TICKS:
+            break
+    if len(ticks) < 2:
+        ticks = [float(f"{value:.2g}") for value in (low / 0.9, math.sqrt(low * high), high / 1.1)]
+    return {"scale": alt.Scale(type="log", domain=[low, high], nice=False), "axis": _axis(unit, values=ticks)}
+
+
+_MOST_TICKS = 7
 
 
 def _sign(field: str) -> str:
@@ -483,19 +532,23 @@ def _height(rows: Rows, label: str) -> int:
     return max(40, 20 * len(_order(rows, label)))
 
 
-def _finished(chart: Any, *, facet: str | None = None, columns: int = 4, independent_y: bool = False) -> Spec:
+def _finished(
+    chart: Any, *, rows: Rows = (), facet: str | None = None, columns: int = 4, independent_y: bool = False
+) -> Spec:
     """The chart with the look that all charts share, its generated names made the same in every process."""
     if facet:
-        header = alt.Header(title=None, labelFontSize=12, labelFontWeight="bold", labelLimit=200, labelColor=INK)
+        header = alt.Header(
+            title=None, labelFontSize=12, labelFontWeight="bold", labelLimit=220 if columns > 2 else 320, labelColor=INK
+        )
         panels = alt.Facet(f"{facet}:N", header=header, sort=None)
-        chart = chart.facet(facet=panels, data=alt.Data(name=DATA), columns=columns, spacing=16)
+        chart = chart.facet(facet=panels, data=alt.NamedData(name=DATA), columns=columns, spacing=16)
         if independent_y:
             chart = chart.resolve_scale(y="independent")
     spec: Spec = chart.to_dict(validate=False)
-    spec.pop("datasets", None)
-    _drop_empty_data(spec)
+    _place_data(spec, spec.pop("datasets", {}))
     spec = _renumbered(spec)
-    return {**spec, "data": {"name": DATA}, "config": _LOOK}
+    meta = {"usermeta": {"panels": len(_order(rows, facet))}} if facet else {}
+    return {**spec, "data": {"name": DATA}, "config": _LOOK, **meta}
 
 
 _LOOK: Spec = {
@@ -527,18 +580,23 @@ _LOOK: Spec = {
 """`aria` is off for single marks: a page has thousands of them. Each figure has a text that describes it."""
 
 
-def _drop_empty_data(part: Any) -> None:
-    """Remove the stand-ins that altair writes for charts without data of their own: they would hide the rows."""
+def _place_data(part: Any, datasets: Mapping[str, Any]) -> None:
+    """Put data that belongs to one layer into it, and remove the stand-ins that altair writes for charts without data:
+    they would hide the rows."""
     if isinstance(part, list):
         for each in part:
-            _drop_empty_data(each)
-    elif isinstance(part, dict):
-        data = part.get("data")
-        if isinstance(data, dict) and (data.get("name") or data.get("values") in ([], [{}])):
+            _place_data(each, datasets)
+        return
+    data = part.get("data")
+    if isinstance(data, dict):
+        values = datasets.get(data.get("name", ""), data.get("values"))
+        if values and values != [{}]:
+            part["data"] = {"values": values}
+        else:
             del part["data"]
-        for name in ("layer", "spec", "hconcat", "vconcat"):
-            if name in part:
-                _drop_empty_data(part[name])
+    for name in ("layer", "spec"):
+        if name in part:
+            _place_data(part[name], datasets)
 
 
 def _renumbered(spec: Spec) -> Spec:

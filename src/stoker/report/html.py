@@ -39,11 +39,13 @@ class Table(NamedTuple):
 
 
 class Card(Record, frozen=True):
-    """An answer at the top of the page: what it is about, the answer, and what to know about it."""
+    """An answer at the top of the page: what it is about, the answer, and what to know about it. `code` is to be
+    pasted."""
 
     about: str
     answer: str
     detail: str = ""
+    code: bool = False
 
 
 class Section(NamedTuple):
@@ -118,15 +120,16 @@ def fragment(page: Page, *, figures: int = 2) -> str:
 
 def _header(page: Page) -> str:
     button = '<button id="theme" type="button" aria-label="Switch between light and dark">◐</button>'
-    return f"<header>{button}<small>{text(page.kind)}</small><h1>{text(page.title)}</h1><p>{text(page.subtitle)}</p></header>"
+    title = f"<small>{text(page.kind)}</small><h1>{text(page.title)}</h1><p>{text(page.subtitle)}</p>"
+    return f"<header>{button}{title}</header>"
 
 
 def _cards(cards: Sequence[Card]) -> str:
     if not cards:
         return ""
     each = (
-        f'<div class="card"><small>{text(card.about)}</small><strong>{text(card.answer)}</strong>'
-        f"<p>{text(card.detail)}</p></div>"
+        f'<div class="card{" code" if card.code else ""}"><small>{text(card.about)}</small>'
+        f"<strong>{text(card.answer)}</strong><p>{text(card.detail)}</p></div>"
         for card in cards
     )
     return f'<section class="cards">{"".join(each)}</section>\n'
@@ -197,6 +200,15 @@ def _asset(name: str) -> str:
     return files("stoker.report").joinpath("assets", name).read_text(encoding="utf-8").strip()
 
 
+_TAG = re.compile(r"<[^>]*>")
+_LONG_NUMBER = re.compile(r"\d+\.\d{3,}")
+
+
+def _rounded(number: re.Match[str]) -> str:
+    """A hundredth of a pixel is enough, and half the bytes."""
+    return f"{float(number.group()):.2f}".rstrip("0").rstrip(".")
+
+
 _IDENTIFIER = re.compile(r'(?<= id=")[^"]+(?=")')
 
 
@@ -206,6 +218,7 @@ def svg(figure: Figure, *, prefix: str = "") -> str:
     import vl_convert
 
     picture = str(vl_convert.vegalite_to_svg(_data_spec(figure)))
+    picture = _TAG.sub(lambda tag: _LONG_NUMBER.sub(_rounded, tag.group()), picture)
     for number, name in enumerate(dict.fromkeys(_IDENTIFIER.findall(picture)), start=1):
         picture = picture.replace(f' id="{name}"', f' id="{prefix}-{number}"')
         picture = picture.replace(f"url(#{name})", f"url(#{prefix}-{number})")

@@ -21,16 +21,19 @@
     return found;
   };
 
-  // Panels and plots fit the page: fewer panels beside each other, or a narrower plot.
+  // Panels and plots fit the page: as many panels beside each other as have room, a little wider or narrower than
+  // specified; and plots no wider than the page.
   const fitted = (spec, available) => {
-    const margin = 84, spacing = 20;
     if (spec.facet && spec.spec) {
-      const panel = Math.min(spec.spec.width, available - margin);
-      const each = panel + spacing + (spec.resolve ? 56 : 0);
-      spec.spec.width = panel;
-      spec.columns = Math.max(1, Math.min(spec.columns, Math.floor((available - margin + spacing) / each)));
+      const margin = 76, gap = 18 + (spec.resolve ? 44 : 0), wanted = spec.spec.width;
+      const panels = Math.min(spec.columns, spec.usermeta?.panels ?? spec.columns);
+      const widthOf = (columns) => (available - margin - (columns - 1) * gap) / columns;
+      let columns = Math.max(1, panels);
+      while (columns > 1 && widthOf(columns) < Math.min(wanted, Math.max(104, wanted * 0.6))) columns -= 1;
+      spec.columns = columns;
+      spec.spec.width = Math.max(90, Math.floor(Math.min(widthOf(columns), wanted * 1.6)));
     } else if (typeof spec.width === "number") {
-      spec.width = Math.min(spec.width + 120, available - 2);
+      spec.width = Math.min(spec.usermeta?.cells ? spec.width + 70 : Math.max(spec.width + 120, 560), available - 2);
       spec.autosize = {type: "fit-x", contains: "padding"};
     }
     return spec;

@@ -1,6 +1,6 @@
 """The page of the largest batch: what fits, memory over batch size, the tries; and of methods side by side."""
 
-from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from stoker.analysis.series import memory_rows, part_rows
@@ -74,7 +74,7 @@ def _memory(limit: Limit) -> list[Figure]:
         else ""
     )
     note = f"Dashed: the budget of {format_bytes(limit.gpu_memory_bytes)}.{tries}"
-    draw = lambda each: charts.memory_line(each, budget_bytes=limit.gpu_memory_bytes)  # noqa: E731
+    draw = partial(charts.memory_line, budget_bytes=limit.gpu_memory_bytes)
     return [figure(title, rows, draw, note=note, alt="Memory over batch size")]
 
 
@@ -84,7 +84,7 @@ def _parts(limit: Limit) -> list[Figure]:
         return []
     share = limit.fixed_bytes / limit.gpu_memory_bytes
     title = f"Weights and other fixed parts take {percent(share)} of the memory"
-    draw = lambda each: charts.bars(each, label="part", value="bytes", title="bytes", format="~s")  # noqa: E731
+    draw = partial(charts.bars, label="part", value="bytes", title="memory", unit="B")
     return [figure(title, rows, draw, note=f"At batch {limit.max_batch:,}.", alt="Memory by part", half=True)]
 
 
@@ -98,7 +98,7 @@ def _times(limit: Limit) -> list[Figure]:
         return []
     best = min(rows, key=lambda row: row["item_s"])
     title = f"A step is fastest per item at batch {best['batch_size']:,}: {format_seconds(best['item_s'])}"
-    draw = lambda each: charts.lines(each, x="batch_size", y="item_s", x_title="batch size", y_title="seconds an item")  # noqa: E731
+    draw = partial(charts.lines, x="batch_size", y="item_s", x_title="batch size", y_title="time an item")
     return [
         figure(
             title, rows, draw, note="The fastest step of each try.", alt="Step time an item over batch size", half=True
@@ -141,7 +141,7 @@ def _remedies(limit: Limit) -> list[Table]:
 
 def comparison_page(found: MethodComparison) -> Page:
     """Every method's answer side by side."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"method": row.method, "max_batch": row.limit.max_batch, "seconds": row.limit.seconds, "error": row.error}
         for row in found.rows
         if row.limit is not None
@@ -161,8 +161,7 @@ def comparison_page(found: MethodComparison) -> Page:
         most = max(rows, key=lambda row: row["max_batch"])
         title = f"The methods say between {min(row['max_batch'] for row in rows):,} and {most['max_batch']:,}"
 
-        def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            return charts.bars(each, label="method", value="max_batch", title="largest batch", format="~s")
+        draw = partial(charts.bars, label="method", value="max_batch", title="largest batch", unit="n")
 
         figures.append(figure(title, rows, draw, alt="Largest batch by method"))
     table = Table("", ["method", "largest batch", "error", "time", "problem"], cells)

@@ -1,5 +1,7 @@
 """The page of a machine: its facts, how fast it reads, and what breaks runs on it."""
 
+from functools import partial
+
 from stoker.records import Machine
 from stoker.report import charts
 from stoker.report.html import Card, Page, Section, Table
@@ -42,7 +44,7 @@ def machine_page(machine: Machine) -> Page:
     if rows:
         best = max(rows, key=lambda row: row["bytes_per_s"])
         title = f"{capital(best['reads'])}: {format_bytes(best['bytes_per_s'])}/s"
-        draw = lambda each: charts.bars(each, label="reads", value="bytes_per_s", title="bytes per second", format="~s")  # noqa: E731
+        draw = partial(charts.bars, label="reads", value="bytes_per_s", title="bytes per second", unit="B")
         evicted = percent(machine.disk.evicted) if machine.disk else ""
         sections.append(
             Section(

@@ -26,6 +26,12 @@ class PageRules(Record, frozen=True):
     """Parts of a study (data × device × …) with charts of their own."""
     settings: int = 12
     """Bars of the best settings."""
+    regret: float = 1.0
+    """Settings with a larger average regret are left out of the bars, which they would make unreadable."""
+    few: int = 4
+    """But not where fewer settings than this would be left."""
+    cells_across: int = 9
+    """Columns of cells of a chart that fits half of the page."""
     points: int = 2500
     """Points of a scatter plot. Of more, every n-th is drawn."""
 
@@ -105,6 +111,11 @@ def percent(share: float) -> str:
 def times(ratio: float) -> str:
     """`1.4 times`, `12 times`."""
     return f"{ratio:.2g} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def fold(ratio: float) -> str:
+    """`9.4-fold`."""
+    return f"{ratio:.2g}-fold" if ratio < 10 else f"{ratio:,.0f}-fold"
 
 
 def machine_facts(machine: Machine | None) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The page of a plan: what to set, what it gains, the predicted landscape with the settings that ran."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from stoker.analysis.series import (
     candidate_rows,
@@ -66,7 +66,7 @@ def _cards(plan: Plan) -> list[Card]:
                 detail=capital(plan.verdict.sentence),
             )
         )
-    cards.append(Card(about="line to paste", answer=plan.line))
+    cards.append(Card(about="line to paste", answer=plan.line, code=True))
     return cards
 
 
@@ -80,9 +80,9 @@ def _landscape(plan: Plan, landscape: Sequence[Prediction]) -> list[Figure]:
         for row in rows
     ]
     known = [row for row in rows if row["seconds"] is not None]
-    title = f"Predicted: {counted(len(known), 'setting')}, {counted(len(measured), 'of them', 'of them')} measured"
+    title = f"{capital(counted(len(known), 'setting'))} predicted, {len(measured)} of them measured"
     out = f"; {counted(len(rows) - len(known), 'setting')} ruled out" if len(rows) > len(known) else ""
-    note = f"Numbers: predicted seconds. Ring: the least predicted time. Dot: measured{out}. {charts.SIGN_TEXT}."
+    note = f"Numbers: predicted seconds. Ring: the least predicted time. Dot: measured{out}. {charts.sign_text(rows)}"
     return [figure(title, rows, charts.landscape, note=note, alt="Predicted time over batch size and workers")]
 
 
@@ -93,16 +93,15 @@ def _candidates(plan: Plan) -> list[Figure]:
     errors = sorted(abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows)
     title = f"Predictions are {percent(errors[len(errors) // 2])} off at the median, {percent(errors[-1])} at worst"
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return charts.scatter(
-            each,
-            x="measured_s",
-            y="predicted_s",
-            x_title="measured seconds",
-            y_title="predicted seconds",
-            label="setting",
-            colour="role",
-        )
+    draw = partial(
+        charts.scatter,
+        x="measured_s",
+        y="predicted_s",
+        x_title="measured seconds",
+        y_title="predicted seconds",
+        label="setting",
+        colour="role",
+    )
 
     note = "Lines: intervals of the predictions. Dashed: predicted equals measured."
     return [figure(title, rows, draw, note=note, alt="Predicted over measured seconds", half=True)]
@@ -114,7 +113,7 @@ def _samples(plan: Plan) -> list[Figure]:
         return []
     best = min(rows, key=lambda row: row["seconds"])
     title = f"The fastest run takes {format_seconds(best['seconds'])}: {best['setting']}"
-    draw = lambda each: charts.strip(each, label="setting", value="seconds", title="measured seconds, a point a run")  # noqa: E731
+    draw = partial(charts.strip, label="setting", value="seconds", title="measured seconds, a point a run")
     return [figure(title, rows, draw, alt="Every run of each setting", half=True)]
 
 
@@ -140,11 +139,12 @@ def _remedies(plan: Plan) -> list[Figure]:
     names = short_names(row["change"] for row in rows)
     rows = [{**row, "change": names[row["change"]]} for row in rows]
     first = rows[0]
-    title = f"{capital(first['change'])}: {format_seconds(first['before_s'])} → {format_seconds(first['after_s'])}, predicted"
+    change = f"{format_seconds(first['before_s'])} → {format_seconds(first['after_s'])}"
+    title = f"{capital(first['change'])}: {change}, predicted"
     more = {"before_s": "seconds before", "after_s": "seconds after"}
-    draw = lambda each: charts.bars(
-        each, label="change", value="times_as_fast", title="times as fast, predicted", more=more
-    )  # noqa: E731
+    draw = partial(
+        charts.bars, label="change", value="times_as_fast", title="times as fast, predicted", unit="", more=more
+    )
     return [figure(title, rows, draw, alt="Predicted gain of each remedy")]
 
 
@@ -158,7 +158,8 @@ def interrupted_page(found: InterruptedTune) -> Page:
     """What a tuning had measured when it ended early."""
     trials = [trial for trial in found.trials if trial.outcome == "done"]
     words = "interrupted" if found.interrupted else "failed"
-    note = f"This tuning was {words}. It had made {counted(len(found.runs), 'probe')} and {counted(len(found.trials), 'run')}."
+    made = f"{counted(len(found.runs), 'probe')} and {counted(len(found.trials), 'run')}"
+    note = f"This tuning was {words}. It had made {made}."
     if not trials:
         return Page("tune", "Unfinished tuning", "", (), (), {}, [note])
     best = max(trials, key=lambda trial: trial.items_per_s or 0.0)

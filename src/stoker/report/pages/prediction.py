@@ -1,6 +1,7 @@
 """The page of predictions: what settings would cost, from probes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from stoker.analysis.series import prediction_rows, probe_rows, setting_text
@@ -70,7 +71,7 @@ def _map(found: Sequence[Prediction]) -> list[Figure]:
     setting = setting_text(best.setting.batch_size, best.setting.num_workers)
     within = f"; {counted(near - 1, 'other')} within 5 %" if near > 1 else ""
     title = f"{capital(setting)} is predicted to be fastest{within}"
-    draw = lambda each: charts.heat_map(each)  # noqa: E731
+    draw = charts.heat_map
     return [
         figure(
             title,
@@ -89,20 +90,18 @@ def _rates(found: Sequence[Prediction]) -> list[Figure]:
     top = max(rows, key=lambda row: row["items_per_s"])
     first = max(rows, key=lambda row: row["first_batch_s"])
 
-    def lines(y: str, title: str) -> Any:
-        def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            return charts.lines(each, x="num_workers", y=y, colour="batch", x_title="workers", y_title=title)
+    def lines(y: str, title: str, unit: charts.Unit) -> Any:
+        return partial(charts.lines, x="num_workers", y=y, colour="batch", x_title="workers", y_title=title, unit=unit)
 
-        return draw
-
-    rate = f"The steady rate reaches {top['items_per_s']:,.0f} items/s with {setting_text(top['batch_size'], top['num_workers'])}"
-    delay = f"The first batch takes up to {format_seconds(first['first_batch_s'])}, with {setting_text(first['batch_size'], first['num_workers'])}"
+    where, when = (setting_text(row["batch_size"], row["num_workers"]) for row in (top, first))
+    rate = f"The steady rate reaches {top['items_per_s']:,.0f} items/s with {where}"
+    delay = f"The first batch takes up to {format_seconds(first['first_batch_s'])}, with {when}"
     return [
-        figure(rate, rows, lines("items_per_s", "items per second"), alt="Predicted rate over workers", half=True),
+        figure(rate, rows, lines("items_per_s", "items per second", ""), alt="Predicted rate over workers", half=True),
         figure(
             delay,
             rows,
-            lines("first_batch_s", "seconds to the first batch"),
+            lines("first_batch_s", "time to the first batch", "s"),
             alt="Predicted first batch over workers",
             half=True,
         ),
@@ -115,7 +114,7 @@ def _probes(probes: Probes | None) -> list[Figure]:
         return []
     rows = [{**row, "label": f"{row['run']}, {setting_text(row['batch_size'], row['num_workers'])}"} for row in rows]
     title = f"{capital(counted(len(rows), 'short run'))} took {format_seconds(probes.seconds)}" if probes else ""
-    draw = lambda each: charts.strip(each, label="label", value="item_s", title="seconds an item")  # noqa: E731
+    draw = partial(charts.strip, label="label", value="item_s", title="seconds an item")
     return [figure(title, rows, draw, alt="Seconds an item of each probe")]
 
 

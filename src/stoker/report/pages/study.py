@@ -1,6 +1,7 @@
 """The page of a study: which setting to use, what batch size and workers do, where the time goes, what failed."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.analysis.overview import Overview, compared_rows
@@ -8,7 +9,7 @@ from stoker.analysis.series import Rows, setting_text, wait_rows
 from stoker.records import Record, Trial
 from stoker.report import charts
 from stoker.report.html import Card, Figure, Page, Section, Table
-from stoker.report.pages.parts import RULES, capital, counted, figure, percent, short_names, times
+from stoker.report.pages.parts import RULES, capital, counted, figure, fold, percent, short_names, times
 from stoker.report.pages.trial import timeline_figure
 from stoker.units import format_seconds
 
@@ -99,7 +100,7 @@ def _subtitle(found: Overview, about: StudyAbout) -> str:
     parts = [
         f"{sum(count for name, count in counts.items() if name != 'missing'):,} runs",
         counted(len(found.workloads), "workload"),
-        *([counted(len(found.parts), "part")] if len(found.parts) > 1 else []),
+        *([f"{counted(len(found.parts), 'part')} by {found.part_title}"] if len(found.parts) > 1 else []),
     ]
     for name, noun in (("batch_size", "batch size"), ("num_workers", "worker count")):
         if name in found.cells.columns and found.cells[name].n_unique() > 1:
@@ -227,7 +228,8 @@ def _which(found: Overview) -> Section:
             f"{capital(best['setting'])}{_on(part)} costs {percent(best['regret_mean'])} on average, "
             f"{percent(best['regret_worst'])} at worst"
         )
-        shown = known[: RULES.settings]
+        near = [row for row in known if row["regret_mean"] <= RULES.regret]
+        shown = (near if len(near) >= RULES.few else known)[: RULES.settings]
         cut = f"The first {len(shown)} of {len(known)} settings. " if len(known) > len(shown) else ""
         note = f"{cut}Bar: average over the workloads. Tick: the workload it suits least."
         figures.append(figure(title, shown, charts.regret_bars, note=note, alt="Bars of average regret", half=True))
@@ -240,12 +242,12 @@ def _heat_maps(found: Overview) -> list[Figure]:
     if found.roles.setting != ("batch_size", "num_workers"):
         note = "Each cell is the fastest of the other settings; the ring marks the fastest of all."
     failed = any(row["seconds"] is None for row in found.heat_rows())
-    note += f" {charts.SIGN_TEXT}." if failed else ""
+    note += f" {charts.sign_text(found.heat_rows())}" if failed else ""
     if len(found.workloads) == 1 and len(found.parts) > 1:
         rows = [row for row in found.heat_rows() if row["part"] in found.parts[: RULES.panels]]
         best = {(row["batch_size"], row["num_workers"]) for row in rows if row["regret"] == 0}
         title = f"{found.workloads[0]}: {counted(len(found.parts), 'part')}, {counted(len(best), 'best setting')}"
-        draw = lambda each: charts.heat_map(each, facet="part")  # noqa: E731
+        draw = partial(charts.heat_map, facet="part")
         return [figure(title, rows, draw, note=note, alt="Heat maps of time over batch size and workers")]
     figures = []
     for part in _shown(found):
@@ -254,10 +256,18 @@ def _heat_maps(found: Overview) -> list[Figure]:
         facet = "workload" if several else None
         title = _heat_title(found, part)
         alt = f"Heat maps of time over batch size and workers{_on(part)}, a panel for each workload"
-        figures.append(
-            figure(title, rows, lambda each, facet=facet: charts.heat_map(each, facet=facet), note=note, alt=alt)
-        )
+        half = _map_is_small(rows)
+
+        draw = partial(charts.heat_map, facet=facet)
+
+        figures.append(figure(title, rows, draw, note=note, alt=alt, half=half))
     return figures
+
+
+def _map_is_small(rows: Rows) -> bool:
+    """Whether two such charts fit beside each other."""
+    panels = len({row["workload"] for row in rows})
+    return panels <= 2 and panels * max(2, len({row["num_workers"] for row in rows})) <= RULES.cells_across
 
 
 def _heat_title(found: Overview, part: str) -> str:
@@ -280,8 +290,8 @@ def _top(found: Overview, part: str) -> list[Figure]:
     first, of = rows[0], len(found.workloads)
     title = f"{capital(first['setting'])}{_on(part)} is among the three fastest for {first['count']} of {of} workloads"
     shown = rows[: RULES.settings]
-    draw = lambda each: charts.bars(  # noqa: E731
-        each, label="setting", value="count", title="workloads with it among their three fastest", format="d"
+    draw = partial(
+        charts.bars, label="setting", value="count", title="workloads with it among their three fastest", unit="n"
     )
     note = f"Of {len(rows)} settings that are among the three fastest of some workload, the first {len(shown)}."
     return [figure(title, shown, draw, note=note, alt="Bars of top-three counts", half=True)]
@@ -296,12 +306,12 @@ def _best_table(found: Overview) -> list[Table]:
         [*([row["part"]] if parts else []), row["workload"], row["setting"], format_seconds(row["seconds"])]
         for row in rows
     ]
-    columns = [*(["part"] if parts else []), "workload", "setting", "seconds"]
+    columns = [*([found.part_title] if parts else []), "workload", "setting", "seconds"]
     return [Table("The fastest setting of each workload", columns, cells)]
 
 
 def _axes(found: Overview) -> Section:
-    """The three families of lines: a fixed batch, fixed workers, one workload over both; and the effect of each axis."""
+    """Lines at a fixed batch, at fixed workers, and of one workload over both; and the effect of each axis."""
     figures: list[Figure] = []
     if found.has_map():
         for axis, other, noun in (
@@ -334,9 +344,9 @@ def _slice(found: Overview, part: str, axis: str, fixed: str, noun: str) -> list
     low, high = min(fastest.values()), max(fastest.values())
     what = "worker count" if axis == "num_workers" else "batch size"
     if len(fastest) == 1:
-        title = f"With {at}{_on(part)}, {next(iter(fastest))} is fastest at {noun} {low}"
+        title = f"With {at}{_on(part)}, {next(iter(fastest))} is fastest with {_axis_text(axis, low)}"
     elif low == high:
-        title = f"With {at}{_on(part)}, all are fastest at {noun} {low}"
+        title = f"With {at}{_on(part)}, all are fastest with {_axis_text(axis, low)}"
     else:
         title = f"With {at}{_on(part)}, the best {what} lies between {low} and {high}"
     return [
@@ -346,23 +356,27 @@ def _slice(found: Overview, part: str, axis: str, fixed: str, noun: str) -> list
     ]
 
 
+def _axis_text(axis: str, value: Any) -> str:
+    return setting_text(value, None) if axis == "batch_size" else setting_text(None, value)
+
+
 def _line_figure(title: str, rows: Rows, x: str, x_title: str, alt: str, *, half: bool, y: str = "seconds") -> Figure:
     """Lines coloured by workload where there are few of them, else a panel each."""
     few = len({row["workload"] for row in rows}) <= RULES.colours
     colour, facet = ("workload", None) if few else (None, "workload")
-    y_title = "seconds" if y == "seconds" else "seconds an item"
+    y_title = "time of a run" if y == "seconds" else "time an item"
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return charts.lines(
-            each,
-            x=x,
-            y=y,
-            colour=colour,
-            facet=facet,
-            x_title=x_title,
-            y_title=y_title,
-            logarithmic=few and _wide(each, y),
-        )
+    draw = partial(
+        charts.lines,
+        x=x,
+        y=y,
+        colour=colour,
+        facet=facet,
+        x_title=x_title,
+        y_title=y_title,
+        logarithmic=few and _wide(rows, y),
+        independent_y=not few,
+    )
 
     return figure(title, rows, draw, alt=alt, half=half and few)
 
@@ -386,23 +400,22 @@ def _one_workload(found: Overview) -> list[Figure]:
         over_workers = [row["seconds"] for row in rows if row["batch_size"] == best["batch_size"]]
         over_sizes = [row["seconds"] for row in rows if row["num_workers"] == best["num_workers"]]
         title = (
-            f"{workload}{_on(part)}: workers change the time {times(max(over_workers) / best['seconds'])}, "
-            f"the batch size {times(max(over_sizes) / best['seconds'])}"
+            f"{workload}{_on(part)}: workers change the time {fold(max(over_workers) / best['seconds'])}, "
+            f"the batch size {fold(max(over_sizes) / best['seconds'])}"
         )
         rows = [
             {**row, "batch": f"{row['batch_size']:,}"}
             for row in sorted(rows, key=lambda row: (row["batch_size"], row["num_workers"]))
         ]
 
-        def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            return charts.lines(
-                each,
-                x="num_workers",
-                colour="batch",
-                x_title="workers",
-                y_title="seconds",
-                logarithmic=_wide(each, "seconds"),
-            )
+        draw = partial(
+            charts.lines,
+            x="num_workers",
+            colour="batch",
+            x_title="workers",
+            y_title="time of a run",
+            logarithmic=_wide(rows, "seconds"),
+        )
 
         note = "One line a batch size. The workload whose settings differ most."
         figures.append(figure(title, rows, draw, note=note, alt="Seconds over workers by batch size", half=True))
@@ -437,16 +450,15 @@ def _first_batches(found: Overview) -> list[Figure]:
     rows = [{**row, "batch": f"{row['batch_size']:,}"} for row in rows]
     facet = "part" if len(found.parts) > 1 else None
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return charts.lines(
-            each,
-            x="num_workers",
-            y="latency_s",
-            colour="batch",
-            facet=facet,
-            x_title="workers",
-            y_title="seconds to the first batch",
-        )
+    draw = partial(
+        charts.lines,
+        x="num_workers",
+        y="latency_s",
+        colour="batch",
+        facet=facet,
+        x_title="workers",
+        y_title="time to the first batch",
+    )
 
     return [
         figure(
@@ -466,8 +478,8 @@ def _effects(found: Overview) -> list[Figure]:
     if not rows:
         return []
     strongest = max(rows, key=lambda row: abs(_log(row["ratio"])))
-    compared = f"{strongest['axis']} {strongest['value']} takes {times(strongest['ratio'])} as long as {strongest['reference']}"
-    title = f"The strongest effect: {compared}"
+    instead = f"{strongest['axis']}: {strongest['value']} instead of {strongest['reference']}"
+    title = f"The strongest effect is {instead}: {times(strongest['ratio'])} the time"
     note = "All else equal. Point: geometric mean over pairs of cells. Line: their quartiles."
     return [figure(title, rows, charts.ratios, note=note, alt="Effect of each value of each axis")]
 
@@ -491,25 +503,27 @@ def _stages(found: Overview) -> Section:
                 shares.setdefault(row["stage"], []).append(row["share"] or 0.0)
             cells = len({(row["workload"], row.get("batch_size")) for row in chosen})
             first = max(shares, key=lambda name: sum(shares[name]))
-            title = f"{_STAGE_WORDS.get(first, capital(first))} takes {percent(sum(shares[first]) / cells)} {where}{_on(part)}"
+            share = percent(sum(shares[first]) / cells)
+            title = f"{_STAGE_WORDS.get(first, capital(first))} takes {share} {where}{_on(part)}"
             several = len({row["workload"] for row in chosen}) > 1
             batches = len({row.get("batch_size") for row in chosen}) > 1
             x, x_title = ("batch_size", "batch size") if batches else ("workload", "workload")
             facet = "workload" if several and batches else None
             for normalised in (False, True) if clock == "loop" else (True,):
-
-                def draw(
-                    each: Sequence[Mapping[str, Any]],
-                    x: str = x,
-                    x_title: str = x_title,
-                    facet: str | None = facet,
-                    normalised: bool = normalised,
-                ) -> Mapping[str, Any]:
-                    return charts.stage_bars(each, x=x, x_title=x_title, facet=facet, normalised=normalised)
+                draw = partial(charts.stage_bars, x=x, x_title=x_title, facet=facet, normalised=normalised)
 
                 words = f"{title}" if not normalised or clock == "worker" else f"Shares of each stage{_on(part)}"
                 note = "Means over the other settings."
-                figures.append(figure(words, chosen, draw, note=note, alt="Stages stacked", half=facet is None))
+                figures.append(
+                    figure(
+                        words,
+                        chosen,
+                        draw,
+                        note=note,
+                        alt="Stages stacked",
+                        half=facet is None or len({row["workload"] for row in chosen}) <= 2,
+                    )
+                )
     return Section("Where the time goes", figures)
 
 
@@ -545,10 +559,7 @@ def _per_item(found: Overview) -> Section:
             if len({row["batch_size"] for row in chosen}) < 2:
                 continue
             fastest, slowest = (pick(chosen, key=lambda row: row["item_s"]) for pick in (min, max))
-            title = (
-                f"{noun}{_on(part)}: from {format_seconds(fastest['item_s'])} an item ({fastest['workload']}, batch "
-                f"{fastest['batch_size']:,}) to {format_seconds(slowest['item_s'])} ({slowest['workload']}, batch {slowest['batch_size']:,})"
-            )
+            title = f"{noun}{_on(part)}: from {_item_text(fastest)} an item to {_item_text(slowest)}"
             figures.append(
                 _line_figure(
                     title, chosen, "batch_size", "batch size", "Seconds an item over batch size", half=True, y="item_s"
@@ -556,6 +567,10 @@ def _per_item(found: Overview) -> Section:
             )
     text = "The whole run divided by its items, at the fastest worker count of each batch size." if figures else ""
     return Section("Seconds an item", figures, text)
+
+
+def _item_text(row: Mapping[str, Any]) -> str:
+    return f"{format_seconds(row['item_s'])} ({row['workload']}, batch {row['batch_size']:,})"
 
 
 def _gauges(found: Overview) -> Section:
@@ -570,13 +585,10 @@ def _gauges(found: Overview) -> Section:
         several = len({row["num_workers"] for row in chosen}) > 1
         x, colour = ("num_workers", "batch") if several else ("batch_size", None)
 
-        def draw(
-            each: Sequence[Mapping[str, Any]], x: str = x, colour: str | None = colour, gauge: str = gauge
-        ) -> Mapping[str, Any]:
-            title = "workers" if x == "num_workers" else "batch size"
-            unit = gauge.rpartition("(")[2].rstrip(")") if "(" in gauge else "cores"
-            form = ".0%" if unit == "share" else "~s"
-            return charts.lines(each, x=x, y="value", colour=colour, x_title=title, y_title=unit, y_format=form)
+        x_title = "workers" if x == "num_workers" else "batch size"
+        unit = gauge.rpartition("(")[2].rstrip(")") if "(" in gauge else "cores"
+        form: charts.Unit = "%" if unit == "share" else "B" if unit == "bytes" else ""
+        draw = partial(charts.lines, x=x, y="value", colour=colour, x_title=x_title, y_title=unit, unit=form)
 
         figures.append(figure(title, chosen, draw, note="Median over the workloads.", alt=gauge, half=True))
     return Section("Processors and memory", figures)
@@ -592,17 +604,16 @@ def _predictions(found: Overview) -> Section:
     cut = _thinned(rows)
     note = f"{_every(rows, cut)}The dashed line: predicted equals measured."
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        colour = "part" if len(found.parts) > 1 else None
-        return charts.scatter(
-            each,
-            x="seconds",
-            y="predicted_s",
-            x_title="measured seconds",
-            y_title="predicted seconds",
-            label="setting",
-            colour=colour,
-        )
+    colour = "part" if len(found.parts) > 1 else None
+    draw = partial(
+        charts.scatter,
+        x="seconds",
+        y="predicted_s",
+        x_title="measured seconds",
+        y_title="predicted seconds",
+        label="setting",
+        colour=colour,
+    )
 
     return Section(
         "Predicted and measured", [figure(title, cut, draw, note=note, alt="Predicted over measured seconds")]
@@ -639,16 +650,15 @@ def _against(frame: "pl.DataFrame", other: Against) -> Section:
     cut = _thinned(rows)
     several = len({row.get("data") for row in rows}) > 1
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return charts.scatter(
-            each,
-            x="theirs_s",
-            y="ours_s",
-            x_title=f"{other.name}: seconds a {unit}",
-            y_title=f"here: seconds a {unit}",
-            label="setting",
-            colour="data" if several else "workload" if len(names) <= RULES.colours else None,
-        )
+    draw = partial(
+        charts.scatter,
+        x="theirs_s",
+        y="ours_s",
+        x_title=f"{other.name}: seconds a {unit}",
+        y_title=f"here: seconds a {unit}",
+        label="setting",
+        colour="data" if several else "workload" if len(names) <= RULES.colours else None,
+    )
 
     note = f"{_every(rows, cut)}The dashed line: equal times."
     return Section(title, [figure(finding, cut, draw, note=note, alt="Times here over times there")], other.about)
@@ -663,9 +673,8 @@ def _limits(found: Overview, about: StudyAbout) -> Section:
     title = f"The largest batch differs {times(ratio)} between {counted(len(found.workloads), 'workload')}"
     several = len(found.parts) > 1
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        colour = "part" if several else None
-        return charts.bars(each, label="workload", value="largest", title="largest batch", format="~s", colour=colour)
+    colour = "part" if several else None
+    draw = partial(charts.bars, label="workload", value="largest", title="largest batch", unit="n", colour=colour)
 
     return Section("The largest batch", [figure(title, rows, draw, alt="Bars of the largest batch of each workload")])
 
@@ -686,15 +695,14 @@ def _samples(trials: Sequence[Trial]) -> Section:
         f"The longest wait is {format_seconds(longest['wait_s'])}, for batch {longest['batch']} with {longest['run']}"
     )
 
-    def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return charts.bars_in_order(
-            each,
-            x="batch",
-            y="wait_s",
-            x_title="batch",
-            y_title="seconds waited",
-            facet="run" if len(labels) > 1 else None,
-        )
+    draw = partial(
+        charts.bars_in_order,
+        x="batch",
+        y="wait_s",
+        x_title="batch",
+        y_title="wait",
+        facet="run" if len(labels) > 1 else None,
+    )
 
     name = done[0].workload
     text = f"{name.name} on {name.data}: the workload whose settings differ most, at its best batch size."

@@ -1,7 +1,7 @@
 """The page of one measured run, and of the three runs that tell stalls apart."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 from stoker.analysis.interference import disturbance_note
 from stoker.analysis.series import (
@@ -74,8 +74,7 @@ def _stage_figures(trial: Trial) -> list[Figure]:
         rows.sort(key=lambda row: -row["seconds"])
         title = f"{capital(rows[0]['stage'])} takes {percent(rows[0]['share'])} of {what}"
 
-        def draw(each: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-            return charts.bars(each, label="stage", value="seconds", title="seconds", more={"share": "share"})
+        draw = partial(charts.bars, label="stage", value="seconds", title="time", more={"share": "share"})
 
         alt = f"Seconds of each stage of {what}"
         figures.append(figure(title, rows, draw, alt=alt, half=True))
@@ -84,9 +83,7 @@ def _stage_figures(trial: Trial) -> list[Figure]:
         names = short_names(row["transform"] for row in parts)
         parts = [{**row, "transform": names[row["transform"]]} for row in parts]
         title = f"{parts[0]['transform']} takes {percent(parts[0]['share'])} of the workers' time"
-        draw = lambda each: charts.bars(
-            each, label="transform", value="seconds", title="seconds", more={"share": "share"}
-        )  # noqa: E731
+        draw = partial(charts.bars, label="transform", value="seconds", title="time", more={"share": "share"})
         figures.append(figure(title, parts, draw, note="By transform.", alt="Seconds of each transform", half=True))
     return figures
 
@@ -98,7 +95,7 @@ def _waits(trial: Trial) -> list[Figure]:
     waits = sorted(row["wait_s"] for row in rows)
     first, middle = rows[0]["wait_s"], waits[len(waits) // 2]
     title = f"The first batch takes {format_seconds(first)}; the median wait is {format_seconds(middle)}"
-    draw = lambda each: charts.bars_in_order(each, x="batch", y="wait_s", x_title="batch", y_title="seconds waited")  # noqa: E731
+    draw = partial(charts.bars_in_order, x="batch", y="wait_s", x_title="batch", y_title="wait")
     return [figure(title, rows, draw, note="The wait of each batch, in order.", alt="Wait of each batch in order")]
 
 
@@ -108,7 +105,8 @@ def timeline_figure(trial: Trial) -> list[Figure]:
     if not rows:
         return []
     span = whole(trial)
-    title = f"The loop waits {percent(span.share('wait'))} of the run with {setting_text(trial.setting.batch_size, trial.setting.num_workers)}"
+    setting = setting_text(trial.setting.batch_size, trial.setting.num_workers)
+    title = f"The loop waits {percent(span.share('wait'))} of the run with {setting}"
     shown = len({row["batch"] for row in rows})
     of = len(trial.timeline.got_s)
     cut = f"The first {shown:,} of {of:,} batches. " if shown < of else ""
@@ -136,13 +134,14 @@ def _more(trial: Trial) -> Section:
     if epochs:
         ratio = epochs[0]["seconds"] / min(row["seconds"] for row in epochs)
         title = f"The first epoch takes {times(ratio)} as long as the fastest"
-        draw = lambda each: charts.bars_in_order(each, x="epoch", y="seconds", x_title="epoch", y_title="seconds")  # noqa: E731
+        draw = partial(charts.bars_in_order, x="epoch", y="seconds", x_title="epoch", y_title="seconds")
         figures.append(figure(title, epochs, draw, alt="Seconds of each epoch", half=True))
     items = item_rows(trial)
     if items:
         middle = items[len(items) // 2]["item_s"]
-        title = f"Half of the items load in {format_seconds(middle)} or less, the slowest in {format_seconds(items[-1]['item_s'])}"
-        draw = lambda each: charts.quantiles(each, y="item_s", y_title="seconds an item")  # noqa: E731
+        slowest = format_seconds(items[-1]["item_s"])
+        title = f"Half of the items load in {format_seconds(middle)} or less, the slowest in {slowest}"
+        draw = partial(charts.quantiles, y="item_s", y_title="time an item")
         figures.append(figure(title, items, draw, alt="Loading time of items by quantile", half=True))
     return Section("Items and epochs", figures)
 
@@ -177,7 +176,7 @@ def stalls_page(stalls: Stalls) -> Page:
         title = "The loop takes " + ", ".join(
             f"{format_seconds(value)} {_SOURCES[name]}" for name, value in seconds.items()
         )
-        draw = lambda each: charts.stage_bars(each, x="source", x_title="where the data lies")  # noqa: E731
+        draw = partial(charts.stage_bars, x="source", x_title="where the data lies")
         sections.append(
             Section("The same setting, three places", [figure(title, rows, draw, alt="Stages of the three runs")])
         )
