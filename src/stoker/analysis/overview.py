@@ -272,46 +272,49 @@ class Overview:
 
 
 def compared_rows(ours: pl.DataFrame, theirs: pl.DataFrame) -> Rows:
-    """The same settings of two studies: workload, data, batch_size, num_workers, ours_s, theirs_s, ratio.
+    """The same settings of two studies: workload, data, batch_size, num_workers, ours, theirs, ratio, unit.
 
-    Times are of the whole run where both have the same number of items, else an item (`unit` says which). Machines and
-    other splitting axes are not compared: that is what differs. A study that has several values of those counts by its
-    fastest.
+    `unit` is `run` where both have the same number of items: seconds of the whole run. Else it is `item`: seconds an
+    item. Studies of the largest batch are compared by that (`batch`). Machines and other splitting axes are not
+    compared, because they are what differs: a study with several values of those counts by its best.
     """
     left, right = _comparable(ours), _comparable(theirs)
+    if ("largest" in left.columns) != ("largest" in right.columns):
+        return []
     on = [name for name in ("workload", "data", "mode", *_ALWAYS) if name in left.columns and name in right.columns]
     joined = left.join(right, on=on, suffix="_theirs", how="inner", nulls_equal=True)
     rows: Rows = []
     for row in joined.sort(on).to_dicts():
-        items, others = row.get("items"), row.get("items_theirs")
-        same = items == others or not (items and others)
-        mine, them = (
-            (row["seconds"], row["seconds_theirs"])
-            if same
-            else (row["seconds"] / items, row["seconds_theirs"] / others)
-        )
+        mine, them, unit = _pair(row)
+        setting = setting_text(row.get("batch_size"), row.get("num_workers")) or str(row["workload"])
         named = {name: row[name] for name in on}
-        rows.append(
-            {
-                **named,
-                "setting": setting_text(row.get("batch_size"), row.get("num_workers")),
-                "ours_s": mine,
-                "theirs_s": them,
-                "ratio": mine / them,
-                "unit": "run" if same else "item",
-            }
-        )
+        rows.append({**named, "setting": setting, "ours": mine, "theirs": them, "ratio": mine / them, "unit": unit})
     return rows
 
 
+def _pair(row: Mapping[str, Any]) -> tuple[float, float, str]:
+    """Ours, theirs, and what both are."""
+    if "largest" in row:
+        return row["largest"], row["largest_theirs"], "batch"
+    items, others = row.get("items"), row.get("items_theirs")
+    if items == others or not (items and others):
+        return row["seconds"], row["seconds_theirs"], "run"
+    return row["seconds"] / items, row["seconds_theirs"] / others, "item"
+
+
 def _comparable(frame: pl.DataFrame) -> pl.DataFrame:
+    if "max_batch" in frame.columns and frame["max_batch"].count():
+        limits = regrets.batch_limits(frame).filter(pl.col("largest").is_not_null())
+        names = [name for name in ("workload", "data", "mode") if name in limits.columns]
+        return limits.group_by(names, maintain_order=True).agg(pl.col("largest").max())
     table = cells(frame, measures=[name for name in ("run_items",) if name in frame.columns])
     rows = table.rows.filter(pl.col("seconds").is_not_null())
     if "items" not in rows.columns and "run_items" in rows.columns:
         rows = rows.rename({"run_items": "items"})
-    names = [name for name in ("workload", "data", "mode", *_ALWAYS) if name in rows.columns and rows[name].count()]
-    columns = [*names, "seconds", *(["items"] if "items" in rows.columns else [])]
-    return rows.select(columns).sort("seconds").group_by(names, maintain_order=True).first()
+    known = ("workload", "data", "mode", *_ALWAYS)
+    present = [name for name in known if name in rows.columns and rows[name].count()]
+    columns = [*present, "seconds", *(["items"] if "items" in rows.columns else [])]
+    return rows.select(columns).sort("seconds").group_by(present, maintain_order=True).first()
 
 
 def sample_keys(frame: pl.DataFrame, *, most: int = 6) -> list[str]:

@@ -9,10 +9,12 @@ from stoker.cli.options import (
     JsonOption,
     ModeOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     WorkloadArg,
     app,
     deliver,
+    report_to,
     writable,
 )
 
@@ -46,9 +48,11 @@ def limit(
     data: DataOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """The largest batch that fits: measured where there is a GPU, traced where there is none."""
+    from stoker.integrations.reports import page_of
     from stoker.memory.compare import compare as side_by_side
     from stoker.memory.limit import limit as find
     from stoker.records import WorkloadSpec
@@ -72,6 +76,7 @@ def limit(
         "cudnn_benchmark": cudnn_benchmark,
     }
     writable(save)
+    writable(report, "--report")
     with Show(quiet=quiet) as progress:
         if compare:
             found: Any = side_by_side(source, options, on_event=progress.event, title=progress.title)
@@ -79,3 +84,4 @@ def limit(
             found = find(source, method=method, advise=advise, on_event=progress.event, **options)
     view = comparison_view(found) if compare else limit_view(found)
     deliver(document_of(found), view, json=json, save=save)
+    report_to(report, lambda: page_of(found))

@@ -1,6 +1,7 @@
 """What commands share: the app, the options that several of them have, and how an answer leaves."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +32,9 @@ InOrderOption = Annotated[
 ]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", help="Write charts to this HTML file.", show_default=False)
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Write the JSON document to this file too.", show_default=False)]
 
@@ -43,6 +47,16 @@ def writable(save: Path | None, option: str = "--save") -> None:
         raise InputError(f"{option} needs a file to write to, and {save} is a folder")
     if save is not None and not (save.parent.is_dir() and os.access(save.parent, os.W_OK)):
         raise InputError(f"cannot write {save}: {save.parent} is not a folder that can be written to")
+
+
+def report_to(path: Path | None, page: Callable[[], Any]) -> None:
+    """Write the charts of an answer to an HTML file if asked. `page` is called only then: charts load much."""
+    if path is None:
+        return
+    from stoker.report.files import write_page
+
+    write_page(page(), path)
+    typer.echo(f"charts in {path}", err=True)
 
 
 def deliver(document: Any, view: Any, *, json: bool, save: Path | None) -> None:

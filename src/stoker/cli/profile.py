@@ -12,11 +12,13 @@ from stoker.cli.options import (
     JsonOption,
     ModeOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     WeightsOption,
     WorkloadArg,
     app,
     deliver,
+    report_to,
     writable,
 )
 
@@ -53,10 +55,12 @@ def profile(
     timeout: Annotated[str | None, typer.Option(help="End the run after so long: 90s, 5min.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Where the time goes: in the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
+    from stoker.integrations.reports import page_of
     from stoker.measure import stalls as three_runs
     from stoker.measure.profile import profile as run
     from stoker.records import Extent, Setting, Stalls, Trial, WorkloadSpec
@@ -89,6 +93,7 @@ def profile(
     source = WorkloadSpec(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
     timeout_s = parse_seconds(timeout) if timeout else None
     writable(save)
+    writable(report, "--report")
     with Show(quiet=quiet) as progress:
 
         def one(chosen: Extent) -> Trial:
@@ -114,6 +119,7 @@ def profile(
         document = trial_document(result, remedies)
         view = profile_view(result, verdict(result), remedies)
     deliver(document, view, json=json, save=save)
+    report_to(report, lambda: page_of(result))
     failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)
     if failed is not None and failed.problem is not None:
         if json:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from stoker.cli.options import JsonOption, QuietOption, app, deliver
+from stoker.cli.options import JsonOption, QuietOption, ReportOption, app, deliver, writable
 from stoker.errors import InputError
 
 study_app = typer.Typer(
@@ -43,6 +43,7 @@ def run_study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would run, and how long it should take.")
     ] = False,
+    report: ReportOption = None,
     events: Annotated[bool, typer.Option("--events", help="Print one JSON line a trial.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -50,6 +51,7 @@ def run_study(
     """Run a grid or a preset, or go on with it."""
     import msgspec
 
+    from stoker.integrations.reports import LiveReport
     from stoker.report.progress import Show
     from stoker.report.views.study import forecast_view, run_view
     from stoker.studies.study import study
@@ -63,6 +65,8 @@ def run_study(
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
+    writable(report, "--report")
+    live = LiveReport(found, report) if report else None
     labels = {key: asked.values for key, asked in found.grid.tasks().items()}
     with Show(quiet=quiet) as progress:
 
@@ -79,6 +83,8 @@ def run_study(
                 typer.echo(msgspec.json.encode({**line, "problem": row.problem}).decode())
 
         def on_progress(at: Any) -> None:
+            if live is not None:
+                live.update(at)
             left = f", {format_seconds(at.left_s)} left" if at.left_s else ""
             what = ", ".join(
                 f"{name}={value}" for name, value in labels.get(at.running, {}).items() if name in found.grid.axes
@@ -89,16 +95,20 @@ def run_study(
             if change.sentence and not quiet:
                 typer.echo(change.sentence, err=True)
 
-        summary = found.run(
-            only=only or (),
-            repeats=repeats,
-            budget_s=parse_seconds(budget) if budget else None,
-            jobs=jobs,
-            retry=retry or (),
-            on_trial=on_trial,
-            on_progress=on_progress,
-            on_change=on_change,
-        )
+        try:
+            summary = found.run(
+                only=only or (),
+                repeats=repeats,
+                budget_s=parse_seconds(budget) if budget else None,
+                jobs=jobs,
+                retry=retry or (),
+                on_trial=on_trial,
+                on_progress=on_progress,
+                on_change=on_change,
+            )
+        finally:
+            if live is not None:
+                live.finish()
     document = {"study": found.name, "db": str(db), **msgspec.to_builtins(summary)}
     if not events:
         flag = "" if db == DEFAULT_DB else f" --db {db}"

@@ -10,10 +10,12 @@ from stoker.cli.options import (
     JsonOption,
     ModeOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     WorkloadArg,
     app,
     deliver,
+    report_to,
     writable,
 )
 from stoker.errors import Interrupted, StokerError
@@ -46,10 +48,12 @@ def tune(
     planner: Annotated[Literal["simulate", "thesis", "grid"], typer.Option(help="How to choose.")] = "simulate",
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """What to set: the batch size and the workers that finish soonest, predicted and then measured."""
     from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
+    from stoker.integrations.reports import plan_page
     from stoker.records import InterruptedTune, Probes, Run, Trial, WorkloadSpec
     from stoker.report import documents
     from stoker.report.progress import Show
@@ -58,6 +62,7 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
+    writable(report, "--report")
     runs: list[Run] = []
     trials: list[Trial] = []
     probes: Probes | None = None
@@ -103,3 +108,4 @@ def tune(
                 documents.save(documents.document_of(rescued), save)
             raise
     deliver(documents.plan_document(plan), plan_view(plan), json=json, save=save)
+    report_to(report, lambda: plan_page(plan, probes))

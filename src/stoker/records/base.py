@@ -1,14 +1,35 @@
 """The base of all records, and their JSON."""
 
+from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
 
 from stoker.errors import InputError
 
+HTML_RENDERERS: dict[str, str] = dict.fromkeys(
+    ("Trial", "Stalls", "Plan", "Limit", "MethodComparison", "Prediction", "Probes", "Machine"),
+    "stoker.integrations.notebook:record_html",
+)
+"""The function that makes the HTML of a record in a notebook, as `module:function`, by the name of the record's class.
+
+Strings, because these functions are in layers above this one. They are imported when a record is shown.
+"""
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen record."""
+    """A frozen record. A notebook shows the answer and the charts of one whose class is in `HTML_RENDERERS`."""
+
+    def _repr_html_(self) -> str | None:
+        renderer = HTML_RENDERERS.get(type(self).__name__)
+        if renderer is None:
+            return None
+        module, _, function = renderer.partition(":")
+        return str(getattr(import_module(module), function)(self))
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        found = {"text/plain": str(self), "text/html": self._repr_html_()}
+        return {kind: text for kind, text in found.items() if text is not None}
 
 
 T = TypeVar("T")

@@ -141,6 +141,7 @@ def lines(
 ) -> Spec:
     """Lines with points. x is ordinal, because batch sizes and workers are not spaced evenly."""
     title = colour.replace("_", " ") if colour else ""
+    linear = {"axis": _axis(unit, tickCount=3 if facet else 5), "scale": alt.Scale(zero=True)}
     tips = [
         *_facet_tip(facet),
         *([alt.Tooltip(f"{colour}:N", title=title)] if colour else []),
@@ -152,11 +153,7 @@ def lines(
         "y": alt.Y(
             f"{y}:Q",
             title=y_title,
-            **(
-                _log(rows, (y,), unit)
-                if logarithmic
-                else {"axis": _axis(unit, tickCount=3 if facet else 5), "scale": alt.Scale(zero=True)}
-            ),
+            **(_log(rows, (y,), unit) if logarithmic else linear),
         ),
         "tooltip": tips,
     }
@@ -257,13 +254,23 @@ def stage_bars(rows: Rows, *, x: str, x_title: str, facet: str | None = None, no
     return _finished(chart.properties(width=width, height=height), rows=rows, facet=facet, columns=4)
 
 
-def scatter(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, label: str, colour: str | None = None) -> Spec:
+def scatter(
+    rows: Rows,
+    *,
+    x: str,
+    y: str,
+    x_title: str,
+    y_title: str,
+    label: str,
+    colour: str | None = None,
+    unit: Unit = "s",
+) -> Spec:
     """Two times of the same setting on logarithmic axes, with the line where both agree.
 
     Rows that have `low` and `high` have an interval of y.
     """
     names = (x, y, *(name for name in ("low", "high") if _has(rows, name)))
-    log = _log(rows, names, "s")
+    log = _log(rows, names, unit)
     low, high = log["scale"].to_dict()["domain"]
     xs, ys = alt.X(f"{x}:Q", title=x_title, **log), alt.Y(f"{y}:Q", title=y_title, **log)
     agree = alt.Chart(alt.InlineData(values=[{x: low, y: low}, {x: high, y: high}]))

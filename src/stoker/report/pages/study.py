@@ -609,15 +609,13 @@ def _predictions(found: Overview) -> Section:
         charts.scatter,
         x="seconds",
         y="predicted_s",
-        x_title="measured seconds",
-        y_title="predicted seconds",
+        x_title="measured time",
+        y_title="predicted time",
         label="setting",
         colour=colour,
     )
 
-    return Section(
-        "Predicted and measured", [figure(title, cut, draw, note=note, alt="Predicted over measured seconds")]
-    )
+    return Section("Predicted and measured", [figure(title, cut, draw, note=note, alt="Predicted over measured time")])
 
 
 def _thinned(rows: Rows) -> Rows:
@@ -633,35 +631,32 @@ def _against(frame: "pl.DataFrame", other: Against) -> Section:
     rows = compared_rows(frame, other.frame)
     title = f"Beside {other.name}"
     if not rows:
-        return Section(
-            title,
-            text="",
-            tables=[Table("", ["nothing in common"], [["The two studies share no setting of a workload."]])],
-        )
+        return Section(title, tables=[Table("", ["nothing in common"], [["The two share no setting of a workload."]])])
     ratios = sorted(row["ratio"] for row in rows)
-    middle = ratios[len(ratios) // 2]
-    unit = rows[0]["unit"]
+    middle, unit = ratios[len(ratios) // 2], rows[0]["unit"]
     names = short_names(row["workload"] for row in rows)
     rows = [{**row, "workload": names[row["workload"]]} for row in rows]
-    finding = (
-        f"Here {counted(len(rows), 'setting')} take {times(middle)} as long as in {other.name} at the median "
-        f"({times(ratios[0])} to {times(ratios[-1])})"
-    )
+    spread = f"{times(middle)} at the median ({times(ratios[0])} to {times(ratios[-1])})"
+    what = "The largest batch here is" if unit == "batch" else f"The same {counted(len(rows), 'setting')} take here"
     cut = _thinned(rows)
     several = len({row.get("data") for row in rows}) > 1
-
     draw = partial(
         charts.scatter,
-        x="theirs_s",
-        y="ours_s",
-        x_title=f"{other.name}: seconds a {unit}",
-        y_title=f"here: seconds a {unit}",
+        x="theirs",
+        y="ours",
+        x_title=f"{other.name}: {_UNITS[unit]}",
+        y_title=f"here: {_UNITS[unit]}",
         label="setting",
         colour="data" if several else "workload" if len(names) <= RULES.colours else None,
+        unit="n" if unit == "batch" else "s",
     )
+    items = " Runs differ in their number of items." if unit == "item" else ""
+    note = f"{_every(rows, cut)}The dashed line: equal.{items}"
+    found = figure(f"{what} {spread}", cut, draw, note=note, alt="Values here over values there")
+    return Section(title, [found], other.about)
 
-    note = f"{_every(rows, cut)}The dashed line: equal times."
-    return Section(title, [figure(finding, cut, draw, note=note, alt="Times here over times there")], other.about)
+
+_UNITS = {"run": "time of a run", "item": "time an item", "batch": "largest batch"}
 
 
 def _limits(found: Overview, about: StudyAbout) -> Section:

@@ -1,0 +1,1 @@
+"""Stoker inside other programs: scripts, training frameworks, notebooks, the Python prompt."""
