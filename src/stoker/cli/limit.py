@@ -10,10 +10,12 @@ from stoker.cli.options import (
     ModeOption,
     PrecisionOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     WorkloadArg,
     app,
     deliver,
+    report_to,
     writable,
 )
 from stoker.records import Method, OptimizerName
@@ -50,9 +52,11 @@ def limit(
     data: DataOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Find the largest batch that fits, by running it or by tracing."""
+    from stoker.integrations.reports import page_of
     from stoker.memory.compare import compare as side_by_side
     from stoker.memory.limit import LimitRequest
     from stoker.memory.limit import limit as find
@@ -80,6 +84,7 @@ def limit(
         advise=advise and not compare,
     )
     writable(save)
+    writable(report, "--report")
     with Show(quiet=quiet) as progress:
         if compare:
             found: Any = side_by_side(source, request, on_event=progress.event, title=progress.title)
@@ -87,3 +92,4 @@ def limit(
             found = find(source, request=request, on_event=progress.event)
     view = comparison_view(found) if compare else limit_view(found)
     deliver(document_of(found), view, json=json, save=save)
+    report_to(report, lambda: page_of(found))

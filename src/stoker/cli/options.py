@@ -1,5 +1,6 @@
 """Shared by the commands: the app, common options, and the output of an answer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_args
 
@@ -47,6 +48,9 @@ ThreadCountsOption = Annotated[
 ]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", help="Write charts to this HTML file.", show_default=False)
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SaveOption = Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.", show_default=False)]
 
@@ -78,6 +82,16 @@ def writable(save: Path | None, option: str = "--save") -> None:
         from stoker.atomic import check_target
 
         check_target(save)
+
+
+def report_to(path: Path | None, page: Callable[[], Any]) -> None:
+    """Write the charts of an answer to an HTML file if asked. `page` is called only then: charts load much."""
+    if path is None:
+        return
+    from stoker.report.files import write_page
+
+    write_page(page(), path)
+    typer.echo(f"charts in {path}", err=True)
 
 
 def deliver(document: Any, view: Any, *, json: bool, save: Path | None) -> None:

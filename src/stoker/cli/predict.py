@@ -8,10 +8,13 @@ import typer
 from stoker.cli.options import (
     InOrderOption,
     JsonOption,
+    ReportOption,
     StartMethodOption,
     WorkerThreadsOption,
     app,
     print_json,
+    report_to,
+    writable,
 )
 from stoker.errors import InputError
 
@@ -35,6 +38,7 @@ def predict(
         list[str] | None, typer.Option(help="Predict with a faster stage: decode=2x. Repeatable.", show_default=False)
     ] = None,
     json: JsonOption = False,
+    report: ReportOption = None,
 ) -> None:
     """Predict what a setting would cost. Uses probes alone: no model, no data, no run."""
     from stoker.forecast.predictor import Predictor, items_of, landscape, parse_faster, with_pinning
@@ -42,14 +46,17 @@ def predict(
     from stoker.records import Setting
     from stoker.report.console import show
     from stoker.report.documents import document_of
+    from stoker.report.pages import prediction_page
     from stoker.report.views import prediction
 
+    writable(report, "--report")
     found = read(_bytes_of(probes))
     predictor = Predictor(found, cores=cores, faster_stages=parse_faster(faster or []))
     count = items_of(found) if items is None else items
     if grid:
         cells = landscape(predictor, count, epochs=epochs)
         print_json(cells) if json else show(prediction.grid_view(cells, found))
+        report_to(report, lambda: prediction_page(found, cells))
         return
     if batch_size is None or workers is None:
         raise InputError("name a setting, such as --batch-size 128 --workers 8, or use --grid for all")
@@ -68,6 +75,7 @@ def predict(
         print_json(document_of(answer))
     else:
         show(prediction.prediction_view(answer, found))
+    report_to(report, lambda: prediction_page(found, landscape(predictor, found, count, epochs=epochs), answer))
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -13,6 +13,7 @@ from stoker.cli.options import (
     ModeOption,
     PrecisionOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     StartMethodOption,
     WeightsOption,
@@ -20,6 +21,7 @@ from stoker.cli.options import (
     WorkloadArg,
     app,
     deliver,
+    report_to,
     writable,
 )
 from stoker.errors import InputError
@@ -68,10 +70,12 @@ def profile(
     timeout: Annotated[str | None, typer.Option(help="End the run after this time: 90s, 5min.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
     from stoker.analysis.verdict import verdict
+    from stoker.integrations.reports import page_of
     from stoker.measure.profile import LOADER_FIELDS, compare_sources, second_task
     from stoker.measure.profile import profile as run
     from stoker.records import Extent, Setting, Stalls, Trial, VerifiedRemedy, WorkloadSpec
@@ -114,6 +118,7 @@ def profile(
     if second_size == batch_size:
         raise InputError(f"--second-size must be another size than the batch size of {batch_size}")
     writable(save)
+    writable(report, "--report")
     second: Trial | None = None
     verified: list[VerifiedRemedy] = []
     with Show(quiet=quiet) as progress:
@@ -153,6 +158,7 @@ def profile(
         document = trial_document(result, remedies, second=second, verified=verified)
         view = profile_view(result, verdict(result), remedies, verified)
     deliver(document, view, json=json, save=save)
+    report_to(report, lambda: page_of(result))
     if second is not None and second.outcome != "done" and second.problem is not None:
         typer.echo(f"stoker: the run with batches of {second_size} did not finish: {second.problem.sentence}", err=True)
     failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)

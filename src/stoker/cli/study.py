@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from stoker.cli.options import JsonOption, QuietOption, app, deliver
+from stoker.cli.options import JsonOption, QuietOption, ReportOption, app, deliver, writable
 from stoker.errors import InputError
 
 study_app = typer.Typer(
@@ -55,6 +55,7 @@ def run_study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and how long it should take.")
     ] = False,
+    report: ReportOption = None,
     events: Annotated[bool, typer.Option("--events", help="Print one JSON line a trial.")] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -62,6 +63,7 @@ def run_study(
     """Run a grid or a preset, or go on with it."""
     import msgspec
 
+    from stoker.integrations.reports import LiveReport
     from stoker.report.progress import Show
     from stoker.report.views.study import forecast_view, run_view
     from stoker.studies.study import study
@@ -76,18 +78,30 @@ def run_study(
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
+    writable(report, "--report")
+    live = LiveReport(found, report) if report else None
     with Show(quiet=quiet) as progress:
         reporter = _Reporter(found.grid, progress, prints_lines=events, quiet=quiet)
-        summary = found.run(
-            only=only or (),
-            repeats=repeats,
-            budget_s=budget_s,
-            jobs=jobs,
-            retry=retry or (),
-            on_trial=reporter.trial,
-            on_progress=reporter.progress,
-            on_change=reporter.change,
-        )
+
+        def on_progress(at: Any) -> None:
+            if live is not None:
+                live.update(at)
+            reporter.progress(at)
+
+        try:
+            summary = found.run(
+                only=only or (),
+                repeats=repeats,
+                budget_s=budget_s,
+                jobs=jobs,
+                retry=retry or (),
+                on_trial=reporter.trial,
+                on_progress=on_progress,
+                on_change=reporter.change,
+            )
+        finally:
+            if live is not None:
+                live.finish()
     change = reporter.changed
     document = {
         "study": found.name,

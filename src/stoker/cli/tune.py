@@ -11,6 +11,7 @@ from stoker.cli.options import (
     ModeOption,
     PrecisionOption,
     QuietOption,
+    ReportOption,
     SaveOption,
     StartMethodsOption,
     ThreadCountsOption,
@@ -18,6 +19,7 @@ from stoker.cli.options import (
     app,
     deliver,
     numbers,
+    report_to,
     writable,
 )
 from stoker.cli.options import start_methods as methods_of
@@ -82,10 +84,12 @@ def tune(
     ] = "simulate",
     json: JsonOption = False,
     save: SaveOption = None,
+    report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Find the batch size and worker count that finish soonest. Predicts all settings, then runs the best few."""
     from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
+    from stoker.integrations.reports import plan_page
     from stoker.records import InterruptedTune, Probes, Run, Trial, WorkloadSpec
     from stoker.report import documents
     from stoker.report.progress import Show
@@ -95,6 +99,7 @@ def tune(
     from stoker.units import parse_bytes, parse_seconds
 
     writable(save)
+    writable(report, "--report")
     source = WorkloadSpec(spec=workload, data=data)
     runs: list[Run] = []
     trials: list[Trial] = []
@@ -144,3 +149,4 @@ def tune(
                 documents.save(documents.document_of(rescued), save)
             raise
     deliver(documents.plan_document(plan), plan_view(plan), json=json, save=save)
+    report_to(report, lambda: plan_page(plan, probes))

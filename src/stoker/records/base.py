@@ -17,21 +17,37 @@ RENDERERS: dict[str, str] = {
     "Probes": "stoker.integrations.display:probes_text",
     "Machine": "stoker.integrations.display:machine_text",
 }
-"""The function that makes the text of a record, as `module:function`, by the name of the record's class.
+"""The function that makes the text of a record, as `module:function`, by the name of the record's class."""
+HTML_RENDERERS: dict[str, str] = dict.fromkeys(RENDERERS, "stoker.integrations.notebook:record_html")
+"""The function that makes the HTML of a record in a notebook, likewise.
 
-Strings, because these functions are in layers above this one. They are imported when a record is printed.
+Strings, because these functions are in layers above this one. They are imported when a record is shown.
 """
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen record. `str()` gives the command line's table if the class has one in `RENDERERS`, else `repr()`."""
+    """A frozen record. `str()` gives the command line's table if the class has one in `RENDERERS`, else `repr()`. A
+    notebook shows the answer and the charts of one whose class is in `HTML_RENDERERS`."""
 
     def __str__(self) -> str:
-        renderer = RENDERERS.get(type(self).__name__)
-        if renderer is None:
-            return repr(self)
-        module, _, function = renderer.partition(":")
-        return str(getattr(import_module(module), function)(self))
+        rendered = _rendered(RENDERERS, self)
+        return repr(self) if rendered is None else rendered
+
+    def _repr_html_(self) -> str | None:
+        return _rendered(HTML_RENDERERS, self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        found = {"text/plain": str(self), "text/html": self._repr_html_()}
+        return {kind: text for kind, text in found.items() if text is not None}
+
+
+def _rendered(renderers: dict[str, str], record: "Record") -> str | None:
+    """What the record's renderer makes of it; None if there is none."""
+    place = renderers.get(type(record).__name__)
+    if place is None:
+        return None
+    module, _, function = place.partition(":")
+    return str(getattr(import_module(module), function)(record))
 
 
 T = TypeVar("T")

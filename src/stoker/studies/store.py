@@ -255,15 +255,18 @@ class Store:
         """The claims of owners that are alive. Reads only."""
         return [claim for claim in self._claims(self._rows("SELECT * FROM claims")) if is_alive(claim.owner, self.path)]
 
-    def trials(self, study: str | None = None, *, documents: bool = False) -> list[TrialRow]:
-        """All trials of a study, or of the whole file, every attempt, oldest first."""
+    def trials(
+        self, study: str | None = None, *, documents: bool = False, keys: Sequence[str] | None = None
+    ) -> list[TrialRow]:
+        """All trials of a study, or of the whole file, every attempt, oldest first. `keys` chooses tasks."""
         columns = "key, repeat, machine, attempt, outcome, began, wall_s, figures, problem, versions"
         columns += ", document" if documents else ", NULL AS document"
         where = "" if study is None else "WHERE key IN (SELECT key FROM study_tasks WHERE study = ?)"
-        rows = self._rows(
-            f"SELECT {columns} FROM trials {where} ORDER BY began, key, repeat, machine, attempt",
-            () if study is None else (study,),
-        )
+        values: tuple[str, ...] = () if study is None else (study,)
+        if keys is not None:
+            where += f"{' AND' if where else 'WHERE'} key IN ({', '.join('?' * len(keys))})"
+            values += tuple(keys)
+        rows = self._rows(f"SELECT {columns} FROM trials {where} ORDER BY began, key, repeat, machine, attempt", values)
         try:
             return [_trial_of(row) for row in rows]
         except (zlib.error, ValueError) as error:

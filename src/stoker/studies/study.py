@@ -1,6 +1,7 @@
 """A study: a grid or a preset, its store, its runs and its tables."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -260,11 +261,11 @@ class Study:
             no_longer_asked=len(cells) - tasks,
         )
 
-    def rows(self, *, documents: bool = False) -> list[TrialRow]:
-        """Every trial of the tasks that the grid asks for, all attempts, as they are stored."""
+    def rows(self, *, documents: bool = False, keys: Sequence[str] | None = None) -> list[TrialRow]:
+        """Every trial of the tasks that the grid asks for, all attempts, as they are stored. `keys` chooses tasks."""
         with Store(self.store_path, create=False) as store:
             asked = {key for key, (_, is_asked) in store.cells(self.name).items() if is_asked}
-            return [row for row in store.trials(self.name, documents=documents) if row.key in asked]
+            return [row for row in store.trials(self.name, documents=documents, keys=keys) if row.key in asked]
 
     def trials(self) -> "pl.DataFrame":
         """One row for each task, repeat and machine: its last attempt. The columns are those of `analysis.frames`."""
@@ -287,6 +288,29 @@ class Study:
         from stoker.studies.transfer import export
 
         return export(self, Path(path), samples=samples)
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        png: str | Path | None = None,
+        svg: str | Path | None = None,
+        against: str | None = None,
+    ) -> Path:
+        """Write the study's charts as one HTML file, and as pictures into the folders `png` and `svg`. `against` is
+        another study of the store, or `published`."""
+        write = import_module("stoker.integrations.reports").write_study
+        written: Path = write(self, path, png=png, svg=svg, against=against)
+        return written
+
+    def _repr_html_(self) -> str | None:
+        """The answer and the first charts, for a notebook; nothing before the first run."""
+        if not self.store_path.exists():
+            return None
+        with Store(self.store_path, create=False) as store:
+            if store.study(self.name) is None:
+                return None
+        return str(import_module("stoker.integrations.notebook").study_html(self))
 
     # ------------------------------------------------------------ tables
 
