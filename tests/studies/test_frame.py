@@ -37,7 +37,7 @@ def test_identity_comes_first_then_axes_then_figures() -> None:
 
 
 def test_a_column_of_numbers_and_texts_is_text() -> None:
-    cells = {"a": {"workload": "x", "gpu_memory": "16GiB"}, "b": {"workload": "x", "gpu_memory": 8_000_000_000}}
+    cells: dict[str, dict[str, Any]] = {"a": {"workload": "x", "gpu_memory": "16GiB"}, "b": {"workload": "x", "gpu_memory": 8_000_000_000}}
     found = frame(cells, trial("a"), trial("b", figures={"seconds": 2}))
     assert sorted(found["gpu_memory"].to_list()) == ["16GiB", "8000000000"]
     assert found["seconds"].dtype == pl.Float64

@@ -247,9 +247,7 @@ def probe_rows(probes: Probes) -> Rows:
     rows: Rows = []
     for run in probes.runs:
         items = sum(run.items) or len(run.item_s)
-        seconds = (
-            sum(run.device_s) + sum(run.copy_s) if run.kind in ("step", "crowded") and run.device_s else run.total_s
-        )
+        seconds = sum(run.device_s) if run.kind in ("step", "crowded") and run.device_s else run.total_s
         if items and seconds > 0:
             row = {"run": run.kind, "batch_size": run.batch_size, "num_workers": run.num_workers}
             rows.append({**row, "item_s": seconds / items})

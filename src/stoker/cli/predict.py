@@ -75,7 +75,7 @@ def predict(
         print_json(document_of(answer))
     else:
         show(prediction.prediction_view(answer, found))
-    report_to(report, lambda: prediction_page(found, landscape(predictor, found, count, epochs=epochs), answer))
+    report_to(report, lambda: prediction_page(found, landscape(predictor, count, epochs=epochs), answer))
 
 
 def _bytes_of(path: Path) -> bytes:

@@ -101,7 +101,7 @@ def probes_page(probes: Probes, asked: Prediction | None = None) -> Page:
 def _landscape(probes: Probes, items: int, epochs: int) -> list[Prediction]:
     from stoker.forecast.predictor import Predictor, landscape
 
-    return landscape(Predictor(probes), probes, items, epochs=epochs)
+    return landscape(Predictor(probes), items, epochs=epochs)
 
 
 def page_from(source: str, *, db: Path, against: str | None = None) -> Page:

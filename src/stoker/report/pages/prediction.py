@@ -122,8 +122,7 @@ def _facts(probes: Probes | None) -> dict[str, str]:
     if probes is None:
         return {}
     facts = probes.machine
-    gpu = f", {format_bytes(facts.gpu_memory_bytes)} GPU memory" if facts.gpu_memory_bytes else ""
     return {
-        "machine": f"{facts.usable_cores:g} usable CPUs, {format_bytes(facts.memory_bytes)} memory{gpu}",
+        "machine": f"{facts.usable_cores:g} usable CPUs, {format_bytes(facts.available_bytes)} of memory available",
         "probed in": format_seconds(probes.seconds),
     }
