@@ -43,7 +43,7 @@ class Fetches:
         self._worker: bool | None = None
         self._thread = self._fetcher = 0
         self._epoch, self._number, self._seen, self._skip = -1, 0, 0, 0
-        self._began = self._marked = self._cpu = self._own = 0
+        self._marked = self._cpu = self._own = 0
         self._modules = 0
         self._items: list[int] = []
         self._row: list[Any] | None = None
@@ -54,13 +54,12 @@ class Fetches:
                 return None  # a loader inside an item, or in another thread
             if not self._count(fetcher) or not self._ready(fetcher):
                 return None
-            began = clock()
+            self._own = -time.thread_time_ns()
             self._thread, self._items, self._row, self._marked = get_ident(), [], None, 0
             self.stages.begin()
             self._cpu = time.thread_time_ns()
-            self._began = clock()
-            self._own = self._began - began
-            return self._began
+            self._own += self._cpu
+            return clock()
         except Exception as error:
             self._fail(error)
             return None
@@ -83,12 +82,13 @@ class Fetches:
     def done(self, began: int, batch: Any) -> None:
         now = clock()
         try:
-            cpu = time.thread_time_ns() - self._cpu
+            then = time.thread_time_ns()
+            cpu = then - self._cpu
+            self._own -= then
             stages = self.stages.sums
             count = len(self._items) or _leading(batch)
             self._row = [self._epoch, self._number, began, self._marked, now, cpu, count, size(batch)]
             self._row += [self._items, stages]
-            self._own += clock() - now
         except Exception as error:
             self._fail(error)
 
@@ -108,7 +108,8 @@ class Fetches:
             else:
                 self._journal.flush_if_due(now)
             loaded = self._row[4] - began
-            own = self._own + clock() - now + _TICK_NS * len(self._items) + _STAGE_NS * self.stages.entered
+            own = self._own + time.thread_time_ns()
+            own += _TICK_NS * len(self._items) + _STAGE_NS * self.stages.entered
             if self._seen > 1:  # what the first one takes, it takes once
                 self._skip = min(own * _SHARE // max(1, loaded), _MOST_SKIPPED)
         except Exception as error:
@@ -193,7 +194,6 @@ class Fetches:
         self.close()
         for patch in self._patches:
             patch.undo(thoroughly=thoroughly)
-        self._patches = []
         libraries.forget()
 
     def _fail(self, error: Exception) -> None:

@@ -63,8 +63,8 @@ _CHAINS = (
 _CALLS = (
     ("PIL.ImageFile", "ImageFile.load", "read", "read"),
     ("webdataset.filters", "_map", "f", "transform.map"),
-    ("webdataset.filters", "_map_dict", "f", "transform.map_dict"),
-    ("webdataset.filters", "_map_tuple", "args[i]", "transform.map_tuple"),
+    ("webdataset.filters", "_map_dict", "f", "transform.map"),
+    ("webdataset.filters", "_map_tuple", "args[i]", "transform.map"),
     ("datasets.formatting.formatting", "CustomFormatter.format_row", "self.transform", "transform.set_transform"),
     ("datasets.formatting.formatting", "CustomFormatter.format_batch", "self.transform", "transform.set_transform"),
 )
@@ -136,7 +136,8 @@ def patch_libraries(stages: Stages) -> list[Patch]:
 
 def _edits(stages: Stages) -> Iterator[tuple[str, str, Edit]]:
     for module_name, path, stage in _SPANS:
-        yield module_name, path, patch.span(stages, repr(stage))
+        kind = "operation" if stage.startswith("transform.") else stage
+        yield module_name, path, patch.span(stages, f"{stage!r}, {kind!r}")
     for module_name, path, chain in _CHAINS:
         yield module_name, path, patch.ticks(stages, chain)
     for module_name, path, called, stage in _CALLS:
@@ -147,7 +148,7 @@ def _edits(stages: Stages) -> Iterator[tuple[str, str, Edit]]:
 
 
 def _named(stages: Stages, called: str, stage: str) -> Any:
-    site = Site(stages, called, lambda text, frame: stage)
+    site = MappedSite(stages, called, stage) if called == "f" else Site(stages, called, lambda text, frame: stage)
 
     def choose(node: Any) -> Site | None:
         if patch.written(node.func) != called:
@@ -157,6 +158,19 @@ def _named(stages: Stages, called: str, stage: str) -> Any:
         return site
 
     return choose
+
+
+class MappedSite(Site):
+    """A call of whatever function a pipeline maps: a decoder of the library's own, or a transform of the user's."""
+
+    def __init__(self, stages: Stages, text: str, stage: str) -> None:
+        super().__init__(stages, text, None)
+        self._stage = stage
+
+    def enter(self) -> None:
+        mapped = sys._getframe(1).f_locals.get(self._text)
+        own = _module_of(mapped).startswith("webdataset.")
+        self._tokens.append(self._stages.enter("decode" if own else f"{self._stage}.{name_of(mapped)}"))
 
 
 def function_of(module_name: str, path: str) -> FunctionType | None:

@@ -17,6 +17,7 @@ SETTABLE = (
     "multiprocessing_context",
 )
 _MOST_FRAMES = 6
+_PLUMBING = ("torch", "contextlib", "functools", "importlib", "runpy")
 _OWN = ("_stoker_bootstrap", "stoker")
 
 
@@ -49,6 +50,7 @@ class Creation:
     def __init__(self) -> None:
         self.site: list[list[Any]] = []
         self.made_by: list[str] = []
+        self.through: tuple[str, ...] = ()
         self.arguments: dict[str, Any] = {}
         self.overridden: dict[str, list[Any]] = {}
         self.source: Loader | None = None
@@ -66,7 +68,7 @@ class Loaders:
     def made(self, loader: Any, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """A loader is being made; returns its arguments, where some are to be others."""
         creation = Creation()
-        creation.site, creation.made_by = _place()
+        creation.site, creation.made_by, creation.through = _place()
         changed = self._overrides(arguments, creation) if self._settings.overrides else None
         creation.arguments = {name: _shown(value) for name, value in (changed or arguments).items()}
         if creation.made_by:
@@ -79,9 +81,11 @@ class Loaders:
         """The loader that this object is one of."""
         entry = self._made.get(id(loader))
         made = entry[1] if entry is not None and entry[0]() is loader else Creation()
-        sampler = type(getattr(loader, "sampler", None)).__name__
-        place = tuple(map(tuple, made.site)) or id(loader)
-        key = (type(loader).__qualname__, place, type(loader.dataset).__qualname__, _items(loader), sampler)
+        source = made.source.number if made.source is not None else None
+        place = (*map(tuple, made.site), made.through, source) if made.site else id(loader)
+        kinds = [type(each).__qualname__ for each in (loader, loader.dataset, getattr(loader, "sampler", None))]
+        arguments = [_shown(getattr(loader, name, None)) for name in SETTABLE]
+        key = (place, *kinds, *arguments, _items(loader), _batch_size(loader))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = Loader(len(self._known), loader, made)
@@ -160,10 +164,12 @@ def _shuffles(arguments: dict[str, Any]) -> bool:
     return own if isinstance(own, bool) else "Random" in type(sampler).__name__
 
 
-def _place() -> tuple[list[list[Any]], list[str]]:
-    """The user's frames that led here, innermost first, and the packages between them and the loader."""
+def _place() -> tuple[list[list[Any]], list[str], tuple[str, ...]]:
+    """The user's frames that led here, innermost first; the packages between them and the loader, and the functions
+    of theirs that were called."""
     frames: list[list[Any]] = []
     packages: list[str] = []
+    through: list[str] = []
     frame: Any = sys._getframe(2)
     last = frame
     while frame is not None and len(frames) < _MOST_FRAMES:
@@ -172,28 +178,28 @@ def _place() -> tuple[list[list[Any]], list[str]]:
         if package not in _OWN:
             last = frame
             if not is_library(code.co_filename):
-                frames.append([code.co_filename, frame.f_lineno, code.co_name])
-            elif not frames and package not in ("torch", "contextlib", "functools", *packages):
-                packages.append(package)
+                if not frames or code.co_filename != "<string>":  # how multiprocessing starts a process
+                    frames.append([code.co_filename, frame.f_lineno, code.co_name])
+            elif not frames:
+                through.append(code.co_name)
+                if package not in (*_PLUMBING, *packages):
+                    packages.append(package)
         frame = frame.f_back
     if not frames:  # an installed program: its outermost frame
         frames.append([last.f_code.co_filename, last.f_lineno, last.f_code.co_name])
-    return frames, packages
+    return frames, packages, tuple(through)
 
 
 def _facts(loader: Any) -> dict[str, Any]:
     kind = type(loader)
     dataset = loader.dataset
     module = sys.modules.get(type(dataset).__module__)
-    size = loader.batch_size
-    if size is None:
-        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return {
         "class": f"{kind.__module__}.{kind.__qualname__}",
         "arguments": {
             name: _shown(getattr(loader, name)) for name in (*SETTABLE, "drop_last") if hasattr(loader, name)
         },
-        "batch_size": size if isinstance(size, int) else None,
+        "batch_size": _batch_size(loader),
         "sampler": type(getattr(loader, "sampler", None)).__name__,
         "batch_sampler": type(getattr(loader, "batch_sampler", None)).__name__,
         "dataset": {
@@ -203,6 +209,14 @@ def _facts(loader: Any) -> dict[str, Any]:
             "iterable": getattr(loader, "_dataset_kind", 0) == 1,
         },
     }
+
+
+def _batch_size(loader: Any) -> int | None:
+    """The loader's own, or that of its batch sampler."""
+    size = loader.batch_size
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _items(loader: Any) -> int | None:

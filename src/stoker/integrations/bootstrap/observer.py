@@ -51,6 +51,7 @@ import multiprocessing.util
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from threading import enumerate as threads
 from threading import get_ident
@@ -94,8 +95,7 @@ class Observer:
         self._modules = -1
         self.finished: list[Callable[[], None]] = []
         self.forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.forget)
+        _observers.add(self)
 
     def forget(self) -> None:
         """This is a new process: what was seen so far belongs to another."""
@@ -169,9 +169,8 @@ class Observer:
             patch.undo(thoroughly=thoroughly)
         for hook in self._optimizer_hooks:
             hook.remove()
-        if not thoroughly:
-            self._patches = []
         self._optimizer_hooks = []
+        atexit.unregister(self.close)
         self.fetches.undo(thoroughly=thoroughly)
 
     # ------------------------------------------------------------ the loop
@@ -193,9 +192,9 @@ class Observer:
         self._patch_step()
         self.nexts.on = True
         if multiprocessing.parent_process() is None:
-            atexit.register(self._at_exit, os.getpid())
+            atexit.register(self.close, os.getpid())
         else:
-            multiprocessing.util.Finalize(None, self._at_exit, args=(os.getpid(),), exitpriority=1000)
+            multiprocessing.util.Finalize(None, self.close, args=(os.getpid(),), exitpriority=1000)
         return True
 
     def _asked(self) -> Any:
@@ -245,8 +244,9 @@ class Observer:
         for call in self.finished:
             call()
 
-    def _at_exit(self, pid: int) -> None:
-        if os.getpid() == pid:
+    def close(self, pid: int | None = None) -> None:
+        """The process ends, or whoever watches has seen enough. A process that was forked from `pid` is another."""
+        if pid is None or os.getpid() == pid:
             try:
                 self.finish("exit")
             except Exception as error:
@@ -259,6 +259,18 @@ class Observer:
         if not is_ours(error):
             raise error
         report(self.settings.directory, what, error)
+
+
+_observers: weakref.WeakSet[Observer] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for observer in list(_observers):
+        observer.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _has_optimizer() -> bool:

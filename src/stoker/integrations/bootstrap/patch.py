@@ -80,8 +80,9 @@ class Patch:
         function.__code__ = self._after
 
     def undo(self, *, thoroughly: bool = False) -> None:
-        """Give the function its code back. Calls that are under way end in the changed one, so only a caller that
-        knows of none may ask for `thoroughly`, which also removes the names that were added to its module."""
+        """Give the function its code back; it may be done twice. Calls that are under way end in the changed one, so
+        only a caller that knows of none may ask for `thoroughly`, which also removes the names that were added to its
+        module."""
         if self.function.__code__ is self._after:
             self.function.__code__ = self._before
         if thoroughly:
@@ -277,7 +278,8 @@ def rebound(hook: Any, settable: tuple[str, ...]) -> Edit:
 
 def calls(chosen: Callable[[ast.Call], Any]) -> Edit:
     """Put `hook.on and hook.enter()` before and `hook.on and hook.leave()` after each call for which `chosen` returns
-    a hook. Calls in functions, comprehensions and generators inside are left out."""
+    a hook: before it, but after its arguments were evaluated. Calls in functions, comprehensions and generators
+    inside are left out."""
 
     def edit(definition: ast.FunctionDef, names: Names) -> bool:
         changer = _Calls(chosen, names)
@@ -361,9 +363,25 @@ class _Calls(_Scope):
         if hook is None:
             return node
         self.changed += 1
-        timed = _expression("(__hook__.on and __hook__.enter(), None, __hook__.on and __hook__.leave())[1]", node)
-        _Hooks(self._names.of(hook)).visit(timed)
-        timed.value.elts[1] = node  # type: ignore[attr-defined]
+        arguments: Any = node.keywords or node.args
+        if arguments:  # what the arguments take is not the call's: it begins when the last one is there
+            last: Any = arguments[-1]
+            entered = "(None, __hook__.on and __hook__.enter())[0]"
+            if isinstance(last, ast.keyword | ast.Starred):
+                last.value = self._around(entered, hook, last.value, 0)
+            else:
+                arguments[-1] = self._around(entered, hook, last, 0)
+            return self._around("(None, __hook__.on and __hook__.leave())[0]", hook, node, 0)
+        return self._around(
+            "(__hook__.on and __hook__.enter(), None, __hook__.on and __hook__.leave())[1]", hook, node, 1
+        )
+
+    def _around(self, text: str, hook: Any, inner: ast.expr, place: int) -> ast.expr:
+        """The expression `text`, with another one in a place of its tuple."""
+        outer: Any = _expression(text, inner)
+        _Hooks(self._names.of(hook)).visit(outer)
+        outer.value.elts[place] = inner
+        timed: ast.expr = outer
         return timed
 
 

@@ -10,12 +10,14 @@ from time import perf_counter_ns as clock
 from typing import Any
 
 _INSIDE = {
-    "call": frozenset(("call", "transform", "decode", "read")),
+    "call": frozenset(("call", "transform", "operation", "decode", "read")),
+    "operation": frozenset(("decode", "read")),
     "transform": frozenset(("transform",)),
     "decode": frozenset(("read",)),
     "read": frozenset(),
 }
-"""Which stages count inside which: what a transform decodes is part of the transform."""
+"""Which stages count inside which. What a transform decodes is part of the transform; a single operation, such as
+resizing, is a stage only outside a transform, and may have to decode a lazily opened image first."""
 
 
 class Stages:
