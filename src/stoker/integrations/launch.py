@@ -59,11 +59,12 @@ def launch(
     the training loader; `sites` ("file:line") say which one that is, otherwise it is the one that shuffles.
     Raises `InputError` where the command cannot be run.
     """
-    program, words = command_line(command)
+    environment = os.environ if environment is None else environment
+    program, words = command_line(command, environment)
     settings = Settings(
         str(directory.resolve()), batches, stop=stop, overrides=dict(overrides or {}), sites=list(sites)
     )
-    status = _run(program, words, observed_environment(settings, environment or os.environ))
+    status = _run(program, words, observed_environment(settings, environment))
     return Launched(command=tuple(words), status=status, logs=collected(directory))
 
 
@@ -84,17 +85,18 @@ def log_directory() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def command_line(command: Sequence[str]) -> tuple[str, list[str]]:
+def command_line(command: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[str, list[str]]:
     """The program to execute and its words: a script, and what begins with a dash, are the user's Python's; the rest
     is a program. Raises `InputError` where there is no such script or program."""
     if not command:
         raise InputError("there is nothing to run; name a script or a command, as in: stoker run train.py")
     first = command[0]
     if first.startswith("-") or (first.endswith((".py", ".pyw", ".pyz")) and Path(first).is_file()):
-        return user_python(), [user_python(), *command]
+        python = user_python(environment)
+        return python, [python, *command]
     if first.endswith(".py"):
         raise InputError(f"there is no script {first}")
-    program = shutil.which(first)
+    program = shutil.which(first, path=environment.get("PATH"))
     if program is not None:
         return program, list(command)
     program = shutil.which(first, path=str(Path(sys.executable).parent))  # an environment that is not active
@@ -103,10 +105,10 @@ def command_line(command: Sequence[str]) -> tuple[str, list[str]]:
     return program, [program, *command[1:]]
 
 
-def user_python() -> str:
+def user_python(environment: Mapping[str, str] = os.environ) -> str:
     """The interpreter of the user's environment: the active one's, otherwise ours."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        prefix = os.environ.get(variable)
+        prefix = environment.get(variable)
         if prefix and Path(prefix).resolve() != Path(sys.prefix).resolve():
             python = Path(prefix) / "bin" / "python"
             if python.exists():

@@ -1,5 +1,6 @@
 """Loading a batch: in a worker of the loader, or in the loop's own process where it has none."""
 
+import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -14,11 +15,11 @@ from typing import Any
 
 from . import libraries
 from .journal import Journal, Settings, is_ours, report
-from .patch import NotPatched, Patch, span
+from .patch import NotPatched, Patch, span, uncollected
 from .stages import Stages
 
-_SHARE = 250
-"""Of the time that loading takes, a 250th may go into looking at it: batches are left out where it would be more."""
+_SHARE = 400
+"""Of the time that loading takes, a 400th may go into looking at it: batches are left out where it would be more."""
 _MOST_SKIPPED = 1000
 _MOST_MEMBERS = 64
 _TICK_NS, _STAGE_NS = 200, 900
@@ -34,6 +35,10 @@ class Fetches:
         self.stages = stages
         self._settings, self._asked = settings, asked
         self._patches: list[Patch] = []
+        self._lent: list[Patch] = []
+        self._code = libraries.DatasetCode(stages)
+        self._sends = Sends()
+        self._modules = 0
         self.forget()
 
     def forget(self) -> None:
@@ -44,7 +49,7 @@ class Fetches:
         self._thread = self._fetcher = 0
         self._epoch, self._number, self._seen, self._skip = -1, 0, 0, 0
         self._marked = self._cpu = self._own = 0
-        self._modules = 0
+        self._sends.on = False
         self._items: list[int] = []
         self._row: list[Any] | None = None
 
@@ -103,12 +108,12 @@ class Fetches:
                 return
             self._journal.row("fetch", self._row)
             self._seen += 1
-            if self._seen >= self._settings.batches:
+            loaded = self._row[4] - began
+            own = self._own + time.thread_time_ns()
+            if self._worker and self._seen >= self._settings.batches:
                 self.close()
             else:
                 self._journal.flush_if_due(now)
-            loaded = self._row[4] - began
-            own = self._own + time.thread_time_ns()
             own += _TICK_NS * len(self._items) + _STAGE_NS * self.stages.entered
             if self._seen > 1:  # what the first one takes, it takes once
                 self._skip = min(own * _SHARE // max(1, loaded), _MOST_SKIPPED)
@@ -133,8 +138,8 @@ class Fetches:
             if information is not None:
                 self._count(fetcher)
                 self._open_journal(information)
-        if self._modules != len(sys.modules):
-            self.look_into(fetcher.dataset)  # again for what an item imports when it is first loaded
+            self.look_into(fetcher.dataset)
+        self._patch_libraries()  # what an item imports when it is first loaded
         if not self._worker:
             self._journal, iteration = self._asked()
             if iteration != self._epoch:
@@ -148,16 +153,51 @@ class Fetches:
         except Exception as error:
             self._fail(error)
 
+    @uncollected()
     def look_into(self, dataset: Any) -> None:
-        """Time the stages of a dataset's items."""
-        self.prepare()
-        self._patches += libraries.patch_dataset(dataset, self.stages)
-        self._modules = len(sys.modules)
+        """Time the stages of a dataset's items, loaded by this process."""
+        self._patch_libraries()
+        for patch in self._code.patches(dataset):
+            patch.apply()
 
-    def prepare(self) -> None:
-        """Time the libraries that are imported by now: once before workers are forked, instead of once in each."""
-        self._patches += libraries.patch_libraries(self.stages)
+    def lend(self, dataset: Any) -> None:
+        """Workers are about to be forked: patch what they will need once for all of them. The user's code has its own
+        form back in this process after `take_back`."""
+        with uncollected():
+            self._patch_libraries()
+            self._lent = [patch for patch in self._code.patches(dataset) if patch.apply()]
+            self._patch_sends()
+        if gc.isenabled():
+            gc.collect(0)  # what is garbage is the parent's: a worker that finds one of its old iterators prints an error
 
+    def take_back(self) -> None:
+        """They are there."""
+        for patch in self._lent:
+            patch.undo()
+        self._lent = []
+
+    @uncollected()
+    def _patch_libraries(self) -> None:
+        if self._modules != len(sys.modules):
+            made = libraries.library_patches(self.stages)
+            for patch in made:
+                patch.apply()
+            self._patches += made
+            self._modules = len(sys.modules)
+
+    @uncollected()
+    def _patch_sends(self) -> None:
+        from multiprocessing.reduction import ForkingPickler
+
+        dumps: Any = ForkingPickler.dumps
+        try:
+            if self._sends.patch is None:
+                self._sends.patch = Patch(dumps.__func__, span(self._sends))
+            self._sends.patch.apply()
+        except NotPatched as error:
+            report(self._settings.directory, "send", error)
+
+    @uncollected()
     def _open_journal(self, information: Any) -> None:
         self._journal = Journal(self._settings.directory, "worker")
         self._journal.line(
@@ -171,13 +211,8 @@ class Fetches:
             began_ns=clock(),
         )
         multiprocessing.util.Finalize(None, self.close, exitpriority=10)
-        try:
-            from multiprocessing.reduction import ForkingPickler
-
-            dumps: Any = ForkingPickler.dumps
-            self._patches.append(Patch(dumps.__func__, span(Sends(self._journal))))
-        except NotPatched as error:
-            report(self._settings.directory, "send", error)
+        self._patch_sends()
+        self._sends.begin(self._journal)
 
     def close(self) -> None:
         """Write what is left, and look no more."""
@@ -192,7 +227,8 @@ class Fetches:
     def undo(self, *, thoroughly: bool = False) -> None:
         """Give the libraries and the dataset their code back."""
         self.close()
-        for patch in self._patches:
+        own = [self._sends.patch] if self._sends.patch is not None else []
+        for patch in (*self._patches, *self._code.all(), *own):
             patch.undo(thoroughly=thoroughly)
         libraries.forget()
 
@@ -233,15 +269,20 @@ class SubsetItems:
 class Sends:
     """The hook of the pickler that packs a worker's batches: when it began, and how long it took."""
 
-    def __init__(self, journal: Journal) -> None:
-        self.on = True
-        self._journal, self._pid = journal, os.getpid()
+    def __init__(self) -> None:
+        self.on = False
+        self.patch: Patch | None = None
+        self._journal: Journal | None = None
+
+    def begin(self, journal: Journal) -> None:
+        """This is a worker, and its journal."""
+        self._journal, self.on = journal, True
 
     def enter(self) -> int:
         return clock()
 
     def leave(self, began: int) -> None:
-        if os.getpid() == self._pid:
+        if self._journal is not None:
             self._journal.row("send", [began, clock() - began])
 
 

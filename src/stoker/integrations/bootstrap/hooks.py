@@ -12,6 +12,7 @@ from threading import get_ident
 from time import perf_counter_ns as clock
 from typing import TYPE_CHECKING, Any
 
+from . import process
 from .loaders import Loader
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Iterated(_Hook):
             if not observer.reads():
                 return None
             observer.loaders.override(loader)
-            if loader.num_workers:
-                observer.fetches.prepare()
+            if loader.num_workers and process.forks(loader.multiprocessing_context):
+                observer.fetches.lend(loader.dataset)
             observer.patch_copies()
             return [clock(), loader]
         except Exception as error:
@@ -82,6 +83,9 @@ class Iterated(_Hook):
             self._begin(iterator, loader, began, now)
         except Exception as error:
             self._observer.fail("iteration", error)
+
+    def leave(self, token: list[Any]) -> None:
+        self._observer.fetches.take_back()
 
     def _begin(self, iterator: Any, loader: Any, began: int, ended: int) -> None:
         observer = self._observer

@@ -10,9 +10,9 @@ from typing import Any
 VERSION = 1
 VARIABLE = "STOKER_RUN"
 """The environment variable with the settings, as JSON."""
-_FLUSH_NS = 50_000_000
-"""A process may end without notice (`os._exit`, a signal): this much of its samples may be lost. One write takes about
-50 µs, a thousandth of that."""
+_FLUSH_NS, _FLUSH_SHARE = 50_000_000, 400
+"""A process may end without notice (`os._exit`, a signal): this much of its samples may be lost. Where writing is slow
+it is more: writing may take a 400th of the time."""
 _MOST_PROBLEMS = 20
 
 _OURS = os.path.dirname(os.path.abspath(__file__))
@@ -66,7 +66,7 @@ class Journal:
         self.path = os.path.join(directory, f"{role}-{os.getpid()}-{time.perf_counter_ns()}.jsonl")
         self._lines: list = []  # type: ignore[type-arg]
         self._rows: dict[str, list] = {}  # type: ignore[type-arg]
-        self._flushed = self._gauged = 0
+        self._due = 0
 
     def line(self, kind: str, **fields: Any) -> None:
         self._settle()
@@ -79,13 +79,13 @@ class Journal:
         rows.append(row)
 
     def flush_if_due(self, now: int) -> None:
-        if now - self._flushed > _FLUSH_NS:
+        if now > self._due:
             self.flush()
 
     def flush(self) -> None:
         """Write what was gathered; raises OSError where that fails."""
+        began = time.thread_time_ns()
         self._settle()
-        self._flushed = time.perf_counter_ns()
         if not self._lines:
             return
         text = "".join(json.dumps(line, separators=(",", ":"), default=repr) + "\n" for line in self._lines)
@@ -97,6 +97,8 @@ class Journal:
                 data = data[os.write(descriptor, data) :]
         finally:
             os.close(descriptor)
+        spent = time.thread_time_ns() - began
+        self._due = time.perf_counter_ns() + max(_FLUSH_NS, spent * _FLUSH_SHARE)
 
     def _settle(self) -> None:
         gathered, self._rows = self._rows, {}  # another thread may add a row meanwhile

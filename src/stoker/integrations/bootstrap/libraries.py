@@ -97,7 +97,6 @@ _BY_NAME = {
 _METHODS, _DEPTH, _FUNCTIONS = ("__getitem__", "__getitems__", "__iter__"), 4, 24
 
 _done: set[tuple[str, str]] = set()
-_seen: set[Any] = set()
 _standard = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
 _installed.update(getattr(site, "getsitepackages", list)())
@@ -118,19 +117,16 @@ def is_library(file: str) -> bool:
 def forget() -> None:
     """All patches were taken back."""
     _done.clear()
-    _seen.clear()
 
 
-def patch_libraries(stages: Stages) -> list[Patch]:
-    """Time the readers, decoders and transforms of the libraries that are imported by now."""
+def library_patches(stages: Stages) -> list[Patch]:
+    """What times the readers, decoders and transforms of the libraries that were imported since the last call."""
     made = []
     for module_name, path, edit in _edits(stages):
         if (module_name, path) in _done or module_name not in sys.modules:
             continue
         _done.add((module_name, path))
-        function = function_of(module_name, path)
-        if function is not None:
-            made += _patched(function, edit, constants=False)
+        made += _patches(function_of(module_name, path), edit, constants=False)
     return made
 
 
@@ -192,9 +188,9 @@ def _plain(thing: Any) -> FunctionType | None:
     return thing if isinstance(thing, FunctionType) else None
 
 
-def _patched(function: FunctionType, edit: Edit, *, constants: bool) -> list[Patch]:
+def _patches(function: FunctionType | None, edit: Edit, *, constants: bool) -> list[Patch]:
     try:
-        return [Patch(function, edit, constants=constants)]
+        return [Patch(function, edit, constants=constants)] if function is not None else []
     except NotPatched:
         return []  # its time stays part of the item's
 
@@ -202,25 +198,43 @@ def _patched(function: FunctionType, edit: Edit, *, constants: bool) -> list[Pat
 # ---------------------------------------------------------------- a dataset's own code
 
 
-def patch_dataset(dataset: Any, stages: Stages) -> list[Patch]:
-    """Time the calls in the code of a dataset, of the datasets inside it, and of the helpers of the user's that it
-    calls; and the members of transforms that the user chains in a class of his own."""
-    made: list[Patch] = []
-    rest = [(function, 0) for each in _datasets(dataset, 0) for function in _functions(each)]
-    for function, depth in rest:
-        if function.__code__ in _seen or len(made) >= _FUNCTIONS:
-            continue
-        _seen.add(function.__code__)
-        called: list[Any] = []
-        made += _patched(function, patch.calls(_sites(stages, function, called)), constants=True)
-        if depth < _DEPTH:
-            rest += [(inner, depth + 1) for inner in _helpers(function, called)]
-    for each in _chains(dataset):
-        if each.__code__ not in _seen:
-            _seen.add(each.__code__)
-            made += _patched(each, patch.called_loops(stages), constants=True)
-    _seen.update(each.function.__code__ for each in made)
-    return made
+class DatasetCode:
+    """The patches of datasets' own functions, each made once."""
+
+    def __init__(self, stages: Stages) -> None:
+        self._stages = stages
+        self._known: dict[FunctionType, tuple[list[Patch], list[str]]] = {}
+
+    def patches(self, dataset: Any) -> list[Patch]:
+        """What times the calls in the code of a dataset, of the datasets inside it, and of the helpers of the user's
+        that it calls; and the members of transforms that the user chains in a class of his own."""
+        found: dict[FunctionType, list[Patch]] = {}
+        rest = [(function, 0) for each in _datasets(dataset, 0) for function in _functions(each)]
+        for function, depth in rest:
+            if function not in found and len(found) < _FUNCTIONS:
+                found[function], called = self._calls(function)
+                if depth < _DEPTH:
+                    rest += [(inner, depth + 1) for inner in _helpers(function, called)]
+        for function in _chains(dataset):
+            if function not in found:
+                found[function] = self._chain(function)
+        return [each for made in found.values() for each in made]
+
+    def all(self) -> list[Patch]:
+        """Every patch that was made."""
+        return [each for made, _ in self._known.values() for each in made]
+
+    def _calls(self, function: FunctionType) -> tuple[list[Patch], list[str]]:
+        if function not in self._known:
+            called: list[str] = []
+            edit = patch.calls(_sites(self._stages, called))
+            self._known[function] = (_patches(function, edit, constants=True), called)
+        return self._known[function]
+
+    def _chain(self, function: FunctionType) -> list[Patch]:
+        if function not in self._known:
+            self._known[function] = (_patches(function, patch.called_loops(self._stages), constants=True), [])
+        return self._known[function][0]
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -249,7 +263,7 @@ def _functions(dataset: Any) -> Iterator[FunctionType]:
             yield function
 
 
-def _sites(stages: Stages, function: FunctionType, called: list[Any]) -> Any:
+def _sites(stages: Stages, called: list[str]) -> Any:
     def choose(node: Any) -> Site | None:
         text = patch.written(node.func)
         if not text or text in ("super", "locals", "vars") or len(text) > 60:

@@ -65,7 +65,7 @@ from .hooks import BATCH, ITERATION, OUTCOME, Iteration
 from .journal import Journal, Settings, is_ours, report
 from .libraries import function_of
 from .loaders import SETTABLE, Loaders
-from .patch import Edit, NotPatched, Patch, rebound, span, ticks
+from .patch import Edit, NotPatched, Patch, rebound, span, ticks, uncollected
 from .stages import Stages
 
 _GAUGE_NS = 500_000_000
@@ -115,6 +115,7 @@ class Observer:
 
     # ------------------------------------------------------------ patches
 
+    @uncollected()
     def install(self) -> None:
         """Patch the loader. Raises nothing: what cannot be patched is reported, and not observed."""
         data = sys.modules["torch.utils.data.dataloader"]
@@ -133,7 +134,9 @@ class Observer:
 
     def _patch(self, function: Any, edit: Edit) -> None:
         try:
-            self._patches.append(Patch(function, edit))
+            patch = Patch(function, edit)
+            patch.apply()
+            self._patches.append(patch)
         except NotPatched as error:
             report(self.settings.directory, "patch", error)
 
@@ -150,6 +153,7 @@ class Observer:
             optimizer.register_optimizer_step_post_hook(self.updates.after),
         ]
 
+    @uncollected()
     def patch_copies(self) -> None:
         """Patch the frameworks' functions that move a batch, where those are imported."""
         if self._modules == len(sys.modules):
@@ -181,6 +185,7 @@ class Observer:
             self.thread = get_ident()  # the one before has ended
         return self._begin() if not self.thread else get_ident() == self.thread
 
+    @uncollected()
     def _begin(self) -> bool:
         self.thread = get_ident()
         if process.is_worker() or process.is_nested(self.settings.directory):

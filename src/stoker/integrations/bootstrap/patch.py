@@ -9,10 +9,12 @@ it has: an edited file, a decorator or another tool's patch rules it out.
 import __future__
 
 import ast
+import gc
 import inspect
 import linecache
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -29,6 +31,19 @@ _LOOKS_AROUND = frozenset(("locals", "exec", "eval", "vars", "dir"))
 """Functions that use these could see the variables that a change adds."""
 
 TOKEN, VALUE = "_stoker_token", "_stoker_value"
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Patching makes many small objects. They must not start the garbage collector: what it finds in a forked worker
+    may be an iterator of the parent's, whose end then prints an error."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class NotPatched(Exception):
@@ -70,19 +85,24 @@ class Names:
 
 
 class Patch:
-    """One changed function."""
+    """A change of one function, made by `apply`, taken back by `undo`, as often as need be."""
 
     def __init__(self, function: FunctionType, edit: Edit, *, constants: bool = False) -> None:
-        """Change it; raises `NotPatched` where that is not safe."""
+        """Prepare the change; raises `NotPatched` where it is not safe."""
         self.function, self._before = function, function.__code__
         self._names = Names(function, constants=constants)
         self._after = _changed(function, edit, self._names)
-        function.__code__ = self._after
+
+    def apply(self) -> bool:
+        """Change the function, unless that is done already or another has changed it meanwhile."""
+        if self.function.__code__ is not self._before:
+            return False
+        self.function.__code__ = self._after
+        return True
 
     def undo(self, *, thoroughly: bool = False) -> None:
-        """Give the function its code back; it may be done twice. Calls that are under way end in the changed one, so
-        only a caller that knows of none may ask for `thoroughly`, which also removes the names that were added to its
-        module."""
+        """Give the function its code back. Calls that are under way end in the changed one, so only a caller that knows
+        of none may ask for `thoroughly`, which also removes the names that were added to its module."""
         if self.function.__code__ is self._after:
             self.function.__code__ = self._before
         if thoroughly:

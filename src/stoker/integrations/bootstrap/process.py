@@ -3,6 +3,7 @@
 import glob
 import hashlib
 import json
+import multiprocessing
 import os
 import platform
 import sys
@@ -19,6 +20,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 def is_worker() -> bool:
     """Whether this process is a loader's worker."""
     return sys.modules["torch.utils.data._utils.worker"].get_worker_info() is not None
+
+
+def forks(context: Any) -> bool:
+    """Whether a loader with this multiprocessing context forks its workers."""
+    method = context if isinstance(context, str) else getattr(context, "_name", None)
+    method = method or multiprocessing.get_start_method(allow_none=True)
+    return (method or multiprocessing.get_all_start_methods()[0]) == "fork"
 
 
 def is_nested(directory: str) -> bool:
