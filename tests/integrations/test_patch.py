@@ -80,9 +80,7 @@ class Example(Base):
 
 def fail(value: int) -> float:
     things = [value]
-    return sum(
-        1 / each for each in things
-    )  # a comment that stays
+    return sum(1 / each for each in things)  # a comment that stays
 
 
 def closure(factor: int) -> Callable[[int], int]:

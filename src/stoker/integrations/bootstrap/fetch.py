@@ -168,7 +168,9 @@ class Fetches:
             self._lent = [patch for patch in self._code.patches(dataset) if patch.apply()]
             self._patch_sends()
         if gc.isenabled():
-            gc.collect(0)  # what is garbage is the parent's: a worker that finds one of its old iterators prints an error
+            gc.collect(
+                0
+            )  # what is garbage is the parent's: a worker that finds one of its old iterators prints an error
 
     def take_back(self) -> None:
         """They are there."""
@@ -233,10 +235,11 @@ class Fetches:
         libraries.forget()
 
     def _fail(self, error: Exception) -> None:
-        self.on, self._thread = False, 0
+        self._thread = 0
         self.stages.end()
         if not is_ours(error):
             raise error
+        self.on = False
         report(self._settings.directory, "items", error)
 
 

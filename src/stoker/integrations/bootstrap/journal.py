@@ -113,8 +113,8 @@ def describe(error: BaseException) -> str:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether an error arose in our own code, or in the standard library that it called: not in a signal handler of
-    the script's that happened to run meanwhile."""
+    """Whether an error arose in our own code, or in the standard library that it called. Otherwise a signal handler of
+    the script's ran meanwhile, and raised it: then it is the script's to handle."""
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename

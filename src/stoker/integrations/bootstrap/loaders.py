@@ -16,6 +16,10 @@ SETTABLE = (
     "in_order",
     "multiprocessing_context",
 )
+REBOUND = (*SETTABLE, "timeout")
+"""What the constructor may have to be given in other form; without workers there is no timeout."""
+_PREFETCH = 2
+"""What the loader takes where nothing is said."""
 _MOST_FRAMES = 6
 _PLUMBING = ("torch", "contextlib", "functools", "importlib", "runpy")
 _OWN = ("_stoker_bootstrap", "stoker")
@@ -40,7 +44,7 @@ class Loader:
             "source": self.source.number if self.source else None,
             "overridden": made.overridden,
             **self._facts,
-            "arguments": made.arguments or self._facts["arguments"],
+            "arguments": {**made.arguments, **self._facts["arguments"]},
         }
 
 
@@ -109,6 +113,8 @@ class Loaders:
         creation = entry[1] if entry is not None else Creation()
         self._targets += 1
         changed = _changed(arguments, {name: value for name, value in overrides.items() if name != "batch_size"})
+        if changed["num_workers"] and changed["prefetch_factor"] is None:
+            changed["prefetch_factor"] = _PREFETCH
         for name, value in changed.items():
             if value != arguments[name]:
                 creation.overridden[name] = [_shown(arguments[name]), value]

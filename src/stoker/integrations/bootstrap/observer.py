@@ -64,7 +64,7 @@ from .gpu import GpuTimes
 from .hooks import BATCH, ITERATION, OUTCOME, Iteration
 from .journal import Journal, Settings, is_ours, report
 from .libraries import function_of
-from .loaders import SETTABLE, Loaders
+from .loaders import REBOUND, Loaders
 from .patch import Edit, NotPatched, Patch, rebound, span, ticks, uncollected
 from .stages import Stages
 
@@ -122,7 +122,7 @@ class Observer:
         fetch = sys.modules["torch.utils.data._utils.fetch"]
         index = "possibly_batched_index"
         fetched = span(self.fetches, f"self, {index}", value=True, ticked=index)
-        self._patch(data.DataLoader.__init__, rebound(self.made, SETTABLE))
+        self._patch(data.DataLoader.__init__, rebound(self.made, REBOUND))
         self._patch(data.DataLoader.__iter__, span(self.iterated, "self", value=True))
         self._patch(data._BaseDataLoaderIter.__next__, span(self.nexts, "self", value=True))
         self._patch(fetch._MapDatasetFetcher.fetch, fetched)
@@ -191,9 +191,10 @@ class Observer:
         if process.is_worker() or process.is_nested(self.settings.directory):
             self.made.on = self.iterated.on = False
             return False
-        self.journal = Journal(self.settings.directory, "loop")
-        self.journal.line("process", **process.describe_process(clock()))
-        self.journal.flush()
+        journal = Journal(self.settings.directory, "loop")
+        journal.line("process", **process.describe_process(clock()))
+        journal.flush()
+        self.journal = journal
         self._patch_step()
         self.nexts.on = True
         if multiprocessing.parent_process() is None:
@@ -260,9 +261,12 @@ class Observer:
     def fail(self, what: str, error: Exception) -> None:
         """Something of ours went wrong: look no more, and write that down. An error of the script's own, from a
         signal handler that ran meanwhile, goes its way."""
-        self.uninstall()
         if not is_ours(error):
+            self.row, self.iteration = [], None
+            self.disarm()
+            self.nexts.on = self.journal is not None and not self.over
             raise error
+        self.uninstall()
         report(self.settings.directory, what, error)
 
 

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from .journal import is_ours
+
 Edit = Callable[[ast.FunctionDef, "Names"], bool]
 """Changes a function's tree; returns whether it found what it looks for."""
 
@@ -122,6 +124,8 @@ def _changed(function: FunctionType, edit: Edit, names: Names) -> CodeType:
         ast.fix_missing_locations(tree)
         changed = _compiled(tree, code)
     except (OSError, TypeError, SyntaxError, ValueError, RecursionError, LookupError) as error:
+        if not is_ours(error):
+            raise
         raise NotPatched(f"{code.co_name}: {error}") from None
     if changed.co_freevars != code.co_freevars:
         raise NotPatched(f"{code.co_name} has other free variables")

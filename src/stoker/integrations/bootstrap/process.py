@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .journal import VERSION
+from .journal import VERSION, is_ours
 
 _RANKS = ("rank", "local_rank", "world_size")
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -84,8 +84,9 @@ def memory() -> dict[str, int | None]:
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             rss = int(file.read().split()[1]) * _PAGE
-    except (OSError, ValueError, IndexError):
-        pass
+    except (OSError, ValueError, IndexError) as error:
+        if not is_ours(error):
+            raise
     cuda = sys.modules.get("torch.cuda")
     on_gpu = cuda is not None and cuda.is_initialized()
     return {"rss_bytes": rss, "cuda_bytes": cuda.memory_reserved() if cuda is not None and on_gpu else None}

@@ -9,6 +9,8 @@ from threading import get_ident
 from time import perf_counter_ns as clock
 from typing import Any
 
+from .journal import is_ours
+
 _INSIDE = {
     "call": frozenset(("call", "transform", "operation", "decode", "read")),
     "operation": frozenset(("decode", "read")),
@@ -107,7 +109,9 @@ class Site:
         if not self._name:
             try:
                 self._name = self._classify(self._text, sys._getframe(1))
-            except Exception:  # their objects may answer a question with anything
+            except Exception as error:
+                if not is_ours(error):
+                    raise
                 self._name = f"item.{self._text}"
             kind = self._name.partition(".")[0]
             self._kind = "call" if kind == "item" else kind
