@@ -1,0 +1,94 @@
+"""Arguments that are set from outside, and when observing ends."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import running
+
+PLAIN = running.script("plain.py")
+
+
+def _training(done: running.Done) -> Any:
+    assert done.status == 0, done.errors
+    (process,) = done.log.processes
+    return process.training
+
+
+def test_arguments_are_set_on_the_loader_that_shuffles(tmp_path: Path) -> None:
+    overrides = {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "batch_size": 8}
+    done = running.observed(tmp_path / "logs", PLAIN, "2", options={"overrides": overrides})
+    training = _training(done)
+    assert {name: training.arguments[name] for name in overrides} == overrides
+    assert training.overridden == {
+        "num_workers": (0, 2),
+        "prefetch_factor": (None, 3),
+        "persistent_workers": (False, True),
+        "batch_size": (4, 8),
+    }
+    assert training.batch_size == 8
+    assert len(training.steps) == 2 * 5
+    assert {len(each.workers) for each in training.iterations} == {2}
+    assert training.iterations[0].workers == training.iterations[1].workers
+    (valid,) = (each for each in done.log.processes[0].loaders if not each.trains)
+    assert (valid.overridden, valid.arguments["num_workers"]) == ({}, 0)
+
+
+def test_without_a_loader_that_shuffles_the_first_one_read_with_gradients_is_meant(tmp_path: Path) -> None:
+    overrides = {"num_workers": 1, "persistent_workers": True}
+    done = running.observed(tmp_path / "logs", PLAIN, "1", "noshuffle", options={"overrides": overrides})
+    training = _training(done)
+    changed = {"num_workers": (0, 1), "prefetch_factor": (None, 2), "persistent_workers": (False, True)}
+    assert training.overridden == changed
+    assert training.arguments["num_workers"] == 1
+    assert {len(each.workers) for each in training.iterations} == {1}
+
+
+def test_a_place_says_which_loader_is_meant(tmp_path: Path) -> None:
+    line = next(n for n, text in enumerate(Path(PLAIN).read_text().splitlines(), 1) if text.startswith("    valid ="))
+    options = {"overrides": {"batch_size": 20, "num_workers": 0}, "sites": [f"{PLAIN}:{line}"]}
+    done = running.observed(tmp_path / "logs", PLAIN, "1", options=options)
+    (process,) = done.log.processes
+    train, valid = sorted(process.loaders, key=lambda each: not each.trains)
+    assert (train.overridden, valid.overridden) == ({}, {"batch_size": (8, 20)})
+    assert valid.site[0] == (PLAIN, line, "loaders")
+    assert valid.site[1][2] == "main"
+
+
+def test_the_same_batches_come_with_other_workers(tmp_path: Path) -> None:
+    before = running.bare(PLAIN, "2")
+    after = running.observed(tmp_path / "logs", PLAIN, "2", options={"overrides": {"num_workers": 2}})
+    assert after.out == before.out
+
+
+def test_after_so_many_batches_the_script_goes_on_unobserved(tmp_path: Path) -> None:
+    done = running.observed(tmp_path / "logs", PLAIN, "3", options={"batches": 12})
+    training = _training(done)
+    assert done.log.processes[0].ended == "batches"
+    assert len(training.steps) == 12
+    assert all(step.step_s is not None and step.updates == 1 for step in training.steps)
+    assert done.out == running.bare(PLAIN, "3").out
+
+
+def test_a_stop_ends_the_script_with_status_0(tmp_path: Path) -> None:
+    done = running.observed(tmp_path / "logs", PLAIN, "3", options={"batches": 12, "stop": True})
+    assert (done.status, done.errors) == (0, "")
+    assert [line.split()[0] for line in done.out.splitlines()] == ["valid", "epoch"]
+    assert len(_training(done).steps) == 12
+
+
+def test_validation_inside_a_step_is_not_part_of_it(tmp_path: Path) -> None:
+    done = running.observed(tmp_path / "logs", PLAIN, "2")
+    (process,) = done.log.processes
+    valid, train = sorted(process.loaders, key=lambda each: each.trains)
+    assert [len(each.steps) for each in (valid, train)] == [1 + 2 * 5, 20]
+    nested = [step.nested_s > 0 for step in train.steps]
+    assert nested == [number == 4 for number in range(10)] * 2
+    spans = {each.number: each for each in valid.iterations}
+    for step, inner in zip((train.steps[4], train.steps[14]), (1, 3), strict=True):
+        iteration = sorted(spans.values(), key=lambda each: each.began_s)[(inner + 1) // 2]
+        assert iteration.ended_s is not None
+        assert step.nested_s == pytest.approx(iteration.ended_s - iteration.began_s, rel=1e-6)
+        assert not iteration.grad
+    assert all(step.updates == 0 and step.forward_s > 0 for step in valid.steps)
+    assert all(step.backward_s > 0 and step.update_s > 0 for step in train.steps)
