@@ -133,7 +133,11 @@ def test_a_budget_that_is_spent_says_so(tmp_path: Path) -> None:
 
 def test_jobs_run_side_by_side_and_no_more_than_asked(tmp_path: Path) -> None:
     barrier = threading.Barrier(2, timeout=20)
-    executor = QuickExecutor(before=lambda _: barrier.wait() and None)
+
+    def meet(_: Task) -> None:
+        barrier.wait()
+
+    executor = QuickExecutor(before=meet)
     summary, rows = driven(tmp_path, executor, jobs=2)
     assert (summary.ran, len(rows)) == (8, 8)
     assert executor.most_at_once == 2

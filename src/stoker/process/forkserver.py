@@ -38,6 +38,8 @@ EVENT, RESULT, ERROR = b"E", b"R", b"X"
 SHARED = ("timm", "transformers")
 """Libraries of models, which take seconds to import."""
 _PR_SET_PDEATHSIG = 1
+_LONGEST_FOLDER = 85
+"""Bytes in the name of a folder for sockets: a socket's own name has 18 more, and may have 103 on every system."""
 
 
 class Call(msgspec.Struct):
@@ -119,6 +121,9 @@ def socket_folder() -> Iterator[str | None]:
     """
     try:
         folder = tempfile.mkdtemp(prefix="stoker-sockets-")
+        if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+            Path(folder).rmdir()
+            folder = tempfile.mkdtemp(prefix="stoker-sockets-", dir="/tmp")
     except OSError:
         yield None  # the child says what is wrong, if it needs one
         return
