@@ -1,6 +1,6 @@
 """The executor for this machine: real trials, real limits, and everything that can go wrong is an outcome."""
 
-import os
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from stoker.studies.fingerprint import fingerprint_of, label
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 
 
-def profile(spec: str = "resnet18", device: str = "sleep:0s", **setting: Any) -> Task:
-    workload = WorkloadSpec(spec=spec, data=None if ":" in spec else "tensors", items=None if ":" in spec else 8)
+SMALL = f"{WORKLOADS / 'small.py'}:inference"
+
+
+def profile(spec: str = SMALL, device: str = "sleep:0s", items: int | None = 8, **setting: Any) -> Task:
     return Task(
-        workload=workload,
+        workload=WorkloadSpec(spec=spec, items=items),
         mode="infer",
         device=device,
         setting=Setting(**{"batch_size": 4, **setting}),
@@ -64,7 +66,11 @@ def test_a_limit_has_its_batch() -> None:
         (profile("resnet1"), "failed", "resnet1"),
         (profile(device="sleep:tomorrow"), "failed", "tomorrow"),
         (profile(device="sleep:20s"), "timed_out", "not over after 2 s"),
-        (profile(f"{WORKLOADS / 'planted.py'}:dies", "cpu", num_workers=1), "crashed", "a loader worker was killed"),
+        (
+            profile(f"{WORKLOADS / 'planted.py'}:dies", "cpu", None, num_workers=1),
+            "crashed",
+            "a loader worker was killed",
+        ),
         (Task(workload=None), "failed", "a live Workload object cannot be part of a study"),
     ],
 )
@@ -127,20 +133,30 @@ def test_a_machine_is_known_by_its_processor_and_gpus_and_not_by_its_versions() 
     assert label({"cpu": "EPYC", "usable_cpus": 1.5, "gpus": gpus}) == "1.5 CPUs (EPYC), 2 × H200"
 
 
-def test_no_folder_of_sockets_is_left_behind_by_a_run_that_is_killed(
+def test_no_folder_of_sockets_is_left_behind_by_a_run_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    with tempfile.TemporaryDirectory(prefix="stk-") as folder:
+
+        def watch(event: AnyEvent) -> None:
+            if isinstance(event, SubjectKnown):
+                seen.append([each.name for each in Path(folder).iterdir()])
+
+        child.stop()  # so that the next server knows this folder for temporary files
+        monkeypatch.setenv("TMPDIR", folder)
+        finished = LocalExecutor().run(profile(device="sleep:5s", num_workers=2), timeout_s=4.0, on_event=watch)
+        child.stop()
+        assert finished.outcome == "timed_out"
+        assert any(name.startswith("stoker-sockets-") for name in seen[0])
+        assert [each for each in Path(folder).iterdir() if each.name.startswith(("stoker-", "pymp-"))] == []
+
+
+def test_workers_run_where_the_name_of_the_temporary_folder_is_too_long_for_sockets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child.stop()  # so that the next server knows this folder for temporary files
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    seen: list[list[str]] = []
-
-    def watch(event: AnyEvent) -> None:
-        if isinstance(event, SubjectKnown):
-            seen.append(os.listdir(tmp_path))
-
-    finished = LocalExecutor().run(profile(device="sleep:5s", num_workers=2), timeout_s=4.0, on_event=watch)
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
     child.stop()
-    assert finished.outcome == "timed_out"
-    assert any(name.startswith("stoker-sockets-") for name in seen[0])
-    left = [name for name in os.listdir(tmp_path) if name.startswith(("stoker-", "pymp-"))]
-    assert left == []
+    monkeypatch.setenv("TMPDIR", str(folder))
+    finished = LocalExecutor().run(profile(num_workers=1), timeout_s=60.0, on_event=None)
+    child.stop()
+    assert finished.outcome == "done", finished.problem

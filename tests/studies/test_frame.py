@@ -11,7 +11,9 @@ CELL = {"workload": "resnet18", "batch_size": 8, "pin_memory": True}
 
 
 def trial(key: str = "k", **changes: Any) -> TrialRow:
-    return TrialRow(**{"key": key, "repeat": 0, "machine": "m", "outcome": "done", "figures": {"seconds": 1.0}, **changes})
+    return TrialRow(
+        **{"key": key, "repeat": 0, "machine": "m", "outcome": "done", "figures": {"seconds": 1.0}, **changes}
+    )
 
 
 def frame(cells: dict[str, dict[str, Any]], *rows: TrialRow) -> pl.DataFrame:
@@ -37,14 +39,17 @@ def test_identity_comes_first_then_axes_then_figures() -> None:
 
 
 def test_a_column_of_numbers_and_texts_is_text() -> None:
-    cells: dict[str, dict[str, Any]] = {"a": {"workload": "x", "gpu_memory": "16GiB"}, "b": {"workload": "x", "gpu_memory": 8_000_000_000}}
+    cells: dict[str, dict[str, Any]] = {
+        "a": {"workload": "x", "gpu_memory": "16GiB"},
+        "b": {"workload": "x", "gpu_memory": 8_000_000_000},
+    }
     found = frame(cells, trial("a"), trial("b", figures={"seconds": 2}))
     assert sorted(found["gpu_memory"].to_list()) == ["16GiB", "8000000000"]
     assert found["seconds"].dtype == pl.Float64
 
 
 def test_a_device_that_sleeps_is_the_workload_it_stands_in_for() -> None:
-    cells = {name: {"workload": "resnet18", "device": f"sleep:{name}ms"} for name in "12"}
+    cells: dict[str, dict[str, Any]] = {name: {"workload": "resnet18", "device": f"sleep:{name}ms"} for name in "12"}
     found = frame(cells, trial("1"), trial("2"))
     assert found.select("workload", "device").rows() == [("sleep:1ms", "sleep"), ("sleep:2ms", "sleep")]
     cells["3"] = {"workload": "vit_b_16", "device": "sleep:1ms"}

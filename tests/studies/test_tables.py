@@ -17,7 +17,9 @@ def test_runs_of_so_many_batches_are_compared_by_item() -> None:
     best = made("best", BATCHES)
     assert best.select("workload", "batch_size", "item_s").rows() == [("a", 16, 3 / 160), ("b", 8, 4 / 80)]
     regret = made("regret", BATCHES).sort("batch_size")
-    assert regret["regret_mean"].to_list() == pytest.approx([((2 / 80) / (3 / 160) - 1) / 2, ((9 / 160) / 0.05 - 1) / 2])
+    assert regret["regret_mean"].to_list() == pytest.approx(
+        [((2 / 80) / (3 / 160) - 1) / 2, ((9 / 160) / 0.05 - 1) / 2]
+    )
 
 
 def test_runs_of_equal_items_are_compared_as_they_are() -> None:

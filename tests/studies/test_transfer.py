@@ -93,7 +93,9 @@ def test_a_document_comes_back_whole(study: Study, tmp_path: Path) -> None:
     documents = {row.key: row.document for row in back.rows(documents=True)}
     assert all(document and msgspec.json.decode(document)["kind"] == "trial" for document in documents.values())
     with Store(back.store_path) as store, Store(study.store_path) as first:
-        assert store.tasks("theirs") == {key: (task, cell, True) for key, (task, cell, _) in first.tasks("small").items()}
+        assert store.tasks("theirs") == {
+            key: (task, cell, True) for key, (task, cell, _) in first.tasks("small").items()
+        }
 
 
 def test_a_table_comes_back_with_the_same_figures_and_its_machines_apart(study: Study, tmp_path: Path) -> None:
@@ -137,7 +139,8 @@ def test_a_saved_trial_is_a_trial_and_two_of_one_task_are_repeats(study: Study, 
 def test_columns_are_mapped_and_unlike_rows_are_unlike_tasks(tmp_path: Path) -> None:
     file = tmp_path / "theirs.csv"
     file.write_text(
-        "net,end_to_end,bs,sleep_s,note\nresnet18,1.5,8,0,x\nresnet18,3.5,8,2,y\nresnet18,,16,0,\n", encoding="utf-8-sig"
+        "net,end_to_end,bs,sleep_s,note\nresnet18,1.5,8,0,x\nresnet18,3.5,8,2,y\nresnet18,,16,0,\n",
+        encoding="utf-8-sig",
     )
     columns = parse_map("workload=net, seconds=end_to_end,batch_size=bs")
     trials = imported(tmp_path, file, columns=columns).trials().sort("batch_size", "sleep_s")
@@ -206,7 +209,7 @@ def test_names_that_cannot_be_imported_to(study: Study, tmp_path: Path) -> None:
         import_files([], name="x", db=study.store_path)
     with pytest.raises(InputError, match="has no column 'time' for seconds; it has model, seconds"):
         import_files([file], name="x", db=study.store_path, columns={"seconds": "time"})
-    with pytest.raises(InputError, match="cannot read .*none.csv"):
+    with pytest.raises(InputError, match=r"cannot read .*none.csv"):
         import_files([tmp_path / "none.csv"], name="x", db=study.store_path)
     with pytest.raises(InputError, match="'seconds' maps nothing; write it like seconds=end_to_end"):
         parse_map("seconds")

@@ -37,6 +37,8 @@ FILES = 6
 RUNNING = -1
 """In place of a wait status, for a child that has just begun."""
 _PR_SET_PDEATHSIG = 1
+_LONGEST_FOLDER = 85
+"""Bytes in the name of a folder for sockets: a socket's own name has 18 more, and may have 103 on every system."""
 
 
 class Call(msgspec.Struct):
@@ -56,8 +58,8 @@ class ForkServer:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._connections: dict[int, socket.socket] = {}
-        self._folders: dict[int, str | None] = {}
         """The connection of each child, by its pid."""
+        self._folders: dict[int, str | None] = {}
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -141,7 +143,11 @@ def socket_folder() -> str | None:
     removed by the server, which outlives its children however they end.
     """
     try:
-        return tempfile.mkdtemp(prefix="stoker-sockets-")
+        folder = tempfile.mkdtemp(prefix="stoker-sockets-")
+        if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+            Path(folder).rmdir()
+            folder = tempfile.mkdtemp(prefix="stoker-sockets-", dir="/tmp")
+        return folder
     except OSError:
         return None  # the child says what is wrong, if it needs one
 
