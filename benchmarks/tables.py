@@ -403,6 +403,21 @@ def output(name: str) -> Callable[[], str]:
     return lambda: f"```console\n{(RESULTS / 'outputs' / f'{name}.txt').read_text(encoding='utf-8').rstrip()}\n```"
 
 
+def reports() -> str:
+    head = ["study", "trials", "charts", "size", "time"]
+    lines = [
+        [
+            row["name"],
+            f"{row['trials']:,}",
+            str(row["charts"]),
+            f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['cpu_s']:.1f} s",
+        ]
+        for row in rows("two-cores", "reports")
+    ]
+    return table(head, lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "truth": truth,
     "items": items,
@@ -429,6 +444,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limits-losses": losses,
     "limits-alone": limits_beside_peers("limit-alone"),
     "limits-more": limits_beside_peers("limit-more"),
+    "reports": reports,
     "output-profile": output("profile"),
     "output-tune": output("tune"),
     "output-doctor": output("doctor"),

@@ -18,8 +18,8 @@ app.add_typer(study_app, name="study")
 
 PROMISE = (
     "Killed at any moment, `stoker study run` goes on: no recorded trial is lost or run again, what was in flight is "
-    "run again, each task and repeat has exactly one current row per machine, several processes may share the file, and "
-    "a changed grid is reported, not guessed."
+    "run again, each task and repeat has exactly one current row per machine, several processes may share the file, "
+    "and a changed grid is reported, not guessed."
 )
 
 DbOption = Annotated[Path, typer.Option("--db", help="The store, one SQLite file.")]
