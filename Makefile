@@ -4,13 +4,16 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: tune test slow check bench tables clean
+.PHONY: tune test browser slow check bench tables reports clean
 
 tune: $(VENV)/.installed          ## the main job on the embedded workload
 	$(BIN)/stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0
 
 test: $(VENV)/.installed-dev      ## the tests
 	$(BIN)/python -m pytest
+
+browser: $(VENV)/.installed-dev   ## what the browser tests of reports need: Debian's chromium
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium)
 
 slow: $(VENV)/.installed-dev      ## the slow tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow
@@ -25,6 +28,9 @@ bench: $(VENV)/.installed-dev     ## the benchmarks that need no GPU
 	$(BIN)/python benchmarks/truth.py
 	$(BIN)/python benchmarks/items.py
 	$(BIN)/python benchmarks/overhead.py
+
+reports: $(VENV)/.installed-dev   ## draw the reports of the docs again
+	$(BIN)/python benchmarks/reports.py
 
 tables: $(VENV)/.installed-dev    ## copy measured figures into README and docs
 	$(BIN)/python benchmarks/tables.py

@@ -456,6 +456,21 @@ def output(name: str) -> Callable[[], str]:
     return lambda: f"```console\n{(RESULTS / 'outputs' / f'{name}.txt').read_text(encoding='utf-8').rstrip()}\n```"
 
 
+def reports() -> str:
+    head = ["study", "trials", "charts", "size", "time"]
+    lines = [
+        [
+            row["name"],
+            f"{row['trials']:,}",
+            str(row["charts"]),
+            f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['cpu_s']:.1f} s",
+        ]
+        for row in rows("two-cores", "reports")
+    ]
+    return table(head, lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "truth": truth,
     "items": items,
@@ -483,6 +498,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "limits-alone": limits_beside_peers("limit-alone"),
     "limits-more": limits_beside_peers("limit-more"),
     "profiles-readme": profiles_readme,
+    "reports": reports,
     "output-profile": output("profile"),
     "output-profile-h200-1-worker": output("profile-h200-1-worker"),
     "output-tune": output("tune"),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
     "code", ["import stoker", "import stoker.cli.main; stoker.cli.main.app(['--help'], standalone_mode=False)"]
 )
 def test_neither_the_package_nor_its_help_loads_torch(code: str) -> None:
-    heavy = {"torch", "torchvision", "altair", "numpy"}
+    heavy = {"torch", "torchvision", "altair", "vl_convert", "polars", "numpy"}
     check = f"import sys\n{code}\nassert not {heavy} & set(sys.modules), 'too much is loaded'"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -39,7 +39,7 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare"])
+@pytest.mark.parametrize("command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report"])
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
 
@@ -95,4 +95,5 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
         "predict",
         "tune",
         "prepare",
+        "report",
     }

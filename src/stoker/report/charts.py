@@ -53,8 +53,8 @@ LANES = {"load": "#0072b2", "start": "#7f7f7f", "wait": "#d55e00", "step": "#009
 """What a bar of the timeline is about, and its colour."""
 SIGNS = {"oom": "M", "crashed": "✕", "timed_out": "T", "failed": "!", "ruled out": "–", "missing": "·"}
 """What stands in a cell without a time: out of memory, crashed, timed out, failed, ruled out, never run."""
-RING = "#111827"
-"""The ring around the best cell, which is always a light one, whatever the theme."""
+RING = "#2563eb"
+"""The ring around the best cell: seen on its light colour and on both themes."""
 DATA = "rows"
 """The name under which a specification expects its rows."""
 
@@ -112,7 +112,7 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
         )
     if any(row.get("regret") is not None and row["regret"] <= 0 for row in rows):
         best = base.transform_filter("isValid(datum.regret) && datum.regret <= 0")
-        ring = best.mark_rect(fill=None, stroke=RING, strokeWidth=2, cornerRadius=2)
+        ring = best.mark_rect(fill=None, stroke=RING, strokeWidth=2.4, cornerRadius=2)
         layers.append(ring.encode(x, y, tooltip=tips))
     workers = len({row.get("num_workers") for row in rows})
     sizes = len({row.get("batch_size") for row in rows})
@@ -120,7 +120,7 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
     width, height = min(520, max(110, wide * workers)), min(420, max(44, high * sizes))
     chart = alt.layer(*layers).properties(width=width, height=height)
     spec = _finished(chart, rows=rows, facet=facet, columns=columns if panels > 2 else 2)
-    return spec if facet else {**spec, "usermeta": {"cells": True}}
+    return spec if facet else {**spec, "usermeta": {**spec["usermeta"], "cells": True}}
 
 
 _EXTRAS = {"setting": "other settings", "note": "note", "low": "at least", "high": "at most"}
@@ -554,8 +554,26 @@ def _finished(
     spec: Spec = chart.to_dict(validate=False)
     _place_data(spec, spec.pop("datasets", {}))
     spec = _renumbered(spec)
-    meta = {"usermeta": {"panels": len(_order(rows, facet))}} if facet else {}
-    return {**spec, "data": {"name": DATA}, "config": _LOOK, **meta}
+    label = _longest_label(spec)
+    meta: Spec = {"label": label, **({"panels": len(_order(rows, facet))} if facet else {})}
+    columns = max(1, min(_MOST_COLUMNS, int(_LEGEND_WIDTH / (label * _LETTER_WIDTH + _SYMBOL_WIDTH))))
+    look = {**_LOOK, "legend": {**_LOOK["legend"], "columns": columns}}
+    return {**spec, "data": {"name": DATA}, "config": look, "usermeta": meta}
+
+
+_LETTER_WIDTH, _SYMBOL_WIDTH, _LEGEND_WIDTH, _MOST_COLUMNS = 6.2, 34, 460, 8
+"""Pixels of a legend's letters and symbols, and of its line. `page.js` has the same rule for the width of the page."""
+
+
+def _longest_label(part: Any) -> int:
+    """The length of the longest name in a legend."""
+    if isinstance(part, list):
+        return max((_longest_label(each) for each in part), default=1)
+    if not isinstance(part, dict):
+        return 1
+    domain = part.get("scale", {}).get("domain", []) if isinstance(part.get("scale"), dict) else []
+    own = max((len(each) for each in domain if isinstance(each, str)), default=1)
+    return max(own, *(_longest_label(each) for name, each in part.items() if name != "scale"), 1)
 
 
 _LOOK: Spec = {
@@ -576,7 +594,6 @@ _LOOK: Spec = {
         "titleFontWeight": "normal",
     },
     "legend": {
-        "columns": 6,
         "labelColor": "#59636e",
         "labelLimit": 180,
         "orient": "top",

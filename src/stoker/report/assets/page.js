@@ -11,13 +11,16 @@
     return Array.from({length: count}, (_, row) => Object.fromEntries(names.map((name) => [name, columns[name][row]])));
   };
 
+  const legendColumns = (spec, width) =>
+    Math.max(1, Math.min(8, Math.floor((width - 80) / (6.2 * (spec.usermeta?.label ?? 12) + 34))));
+
   // The specification in the page's colours. Cells keep their own text colour: they have their own background.
   const coloured = (spec, width) => {
     const ink = colour("--ink"), muted = colour("--muted"), line = colour("--line");
     const found = JSON.parse(JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink)));
     const config = found.config;
     Object.assign(config.axis, {labelColor: muted, titleColor: muted, tickColor: line, gridColor: line});
-    Object.assign(config.legend, {labelColor: muted, titleColor: muted, columns: Math.max(2, Math.min(8, Math.floor(width / 120)))});
+    Object.assign(config.legend, {labelColor: muted, titleColor: muted, columns: legendColumns(spec, width)});
     return found;
   };
 

@@ -114,7 +114,7 @@ def _probes(probes: Probes | None) -> list[Figure]:
         return []
     rows = [{**row, "label": f"{row['run']}, {setting_text(row['batch_size'], row['num_workers'])}"} for row in rows]
     title = f"{capital(counted(len(rows), 'short run'))} took {format_seconds(probes.seconds)}" if probes else ""
-    draw = partial(charts.strip, label="label", value="item_s", title="seconds an item")
+    draw = partial(charts.strip, label="label", value="item_s", title="time an item")
     return [figure(title, rows, draw, alt="Seconds an item of each probe")]
 
 

@@ -200,13 +200,13 @@ def _on(part: str) -> str:
     return f" on {part}" if part else ""
 
 
-def _chosen_workloads(found: Overview, rows: Rows) -> Rows:
-    """Rows of the workloads that a chart has panels for: those whose settings differ most."""
+def _chosen_workloads(found: Overview, rows: Rows, *, by: str = "regret") -> Rows:
+    """Rows of the workloads that a chart has panels for: those with the largest value, of regrets the widest."""
     if len(found.workloads) <= RULES.panels:
         return rows
     spread: dict[str, float] = {}
     for row in rows:
-        spread[row["workload"]] = max(spread.get(row["workload"], 0.0), row.get("regret") or 0.0)
+        spread[row["workload"]] = max(spread.get(row["workload"], 0.0), row.get(by) or 0.0)
     chosen = set(sorted(spread, key=lambda name: (-spread[name], name))[: RULES.panels])
     return [row for row in rows if row["workload"] in chosen]
 
@@ -556,6 +556,7 @@ def _per_item(found: Overview) -> Section:
     for part in _shown(found):
         for family, noun in (("CNN", "CNNs"), ("transformer", "Transformers")):
             chosen = [row for row in rows if row["part"] == part and row["family"].lower() == family.lower()]
+            chosen = _chosen_workloads(found, chosen, by="item_s")
             if len({row["batch_size"] for row in chosen}) < 2:
                 continue
             fastest, slowest = (pick(chosen, key=lambda row: row["item_s"]) for pick in (min, max))
@@ -665,7 +666,7 @@ def _limits(found: Overview, about: StudyAbout) -> Section:
         return Section("The largest batch")
     rows = sorted(rows, key=lambda row: (row["part"], -row["largest"], row["workload"]))
     ratio = max(row["largest"] for row in rows) / max(1, min(row["largest"] for row in rows))
-    title = f"The largest batch differs {times(ratio)} between {counted(len(found.workloads), 'workload')}"
+    title = f"The largest batch differs {fold(ratio)} between {counted(len(found.workloads), 'workload')}"
     several = len(found.parts) > 1
 
     colour = "part" if several else None

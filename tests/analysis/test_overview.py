@@ -1,0 +1,107 @@
+"""Rows of a study's charts."""
+
+import polars as pl
+import pytest
+
+from stoker.analysis import published
+from stoker.analysis.overview import Overview, compared_rows, family_of, sample_keys
+from stoker.errors import InputError
+from tests.report.samples import rows
+
+
+def overview(*workloads: str, data: tuple[str, ...] = ("jpeg",)) -> Overview:
+    return Overview(pl.DataFrame(rows(workloads, data=data), infer_schema_length=None))
+
+
+def test_parts_are_the_axes_that_vary() -> None:
+    found = overview("net", data=("jpeg", "tensors"))
+    assert (found.parts, found.part_title) == (["jpeg", "tensors"], "data")
+    assert overview("net").parts == [""]
+
+
+def test_cells_have_one_best_a_workload() -> None:
+    cells = overview("a", "b").heat_rows()
+    assert [row["workload"] for row in cells if row["regret"] == 0] == ["a", "b"]
+    assert len(cells) == 12
+
+
+def test_a_further_axis_is_reduced_to_its_best_and_named() -> None:
+    table = [
+        {**row, "prefetch_factor": ahead, "seconds": row["seconds"] and row["seconds"] * (3 - ahead)}
+        for row in rows(("net",))
+        for ahead in (1, 2)
+    ]
+    found = Overview(pl.DataFrame(table, infer_schema_length=None))
+    cells = found.heat_rows()
+    assert len(cells) == 6
+    assert {row["setting"] for row in cells if row["outcome"] == "done"} == {"prefetch factor 2"}
+
+
+def test_slices_lie_at_the_setting_for_all() -> None:
+    found = overview("a", "b")
+    value = found.middle("", "batch_size")
+    line = found.slice_rows("", "num_workers", fixed="batch_size", value=value)
+    assert value == 8
+    assert [(row["workload"], row["num_workers"]) for row in line] == [(name, w) for name in "ab" for w in (0, 2, 4)]
+
+
+def test_first_batches_and_stages_and_items() -> None:
+    found = overview("a", "vit_b_16")
+    assert [row["latency_s"] for row in found.first_batch_rows()][:3] == pytest.approx([0.1, 0.3, 0.5])
+    loop = found.stage_rows()
+    assert {row["stage"] for row in loop} == {"wait", "forward", "other"}
+    assert {row["stage"] for row in found.stage_rows(clock="worker")} == {"decode"}
+    assert {(row["workload"], row["family"]) for row in found.item_rows()} == {
+        ("a", "CNN"),
+        ("vit_b_16", "transformer"),
+    }
+
+
+def test_the_childs_time_is_no_stage() -> None:
+    frame = pl.DataFrame(rows(("a",)), infer_schema_length=None).with_columns(wall_s=pl.lit(9.0))
+    assert "wall" not in {row["stage"] for row in Overview(frame).stage_rows(clock="worker")}
+
+
+def test_effects_are_in_the_order_of_their_values() -> None:
+    found = overview("a", data=("jpeg", "tensors")).effect_rows()
+    assert [row["value"] for row in found if row["axis"] == "workers (jpeg)"] == ["0", "2", "4"]
+    assert [row["place"] for row in found] == list(range(len(found)))
+    assert "data" in {row["axis"] for row in found}
+
+
+def test_studies_of_the_same_runs_are_equal_and_of_fewer_items_an_item() -> None:
+    grid = published.grid()
+    same = compared_rows(grid, grid)
+    assert {(row["ratio"], row["unit"]) for row in same} == {(1.0, "run")}
+    fewer = grid.with_columns(pl.col("items") // 2, pl.col("seconds") / 2)
+    assert {(round(row["ratio"], 9), row["unit"]) for row in compared_rows(fewer, grid)} == {(1.0, "item")}
+
+
+def test_limits_are_compared_by_batch() -> None:
+    limits = published.max_batches()
+    doubled = limits.with_columns(pl.col("max_batch") * 2)
+    assert {(row["ratio"], row["unit"]) for row in compared_rows(doubled, limits)} == {(2.0, "batch")}
+    assert compared_rows(limits, published.grid()) == []
+
+
+def test_samples_are_of_the_widest_workload_the_fastest_first() -> None:
+    table = [{**row, "task_key": f"{row['workload']}-{row['batch_size']}-{row['num_workers']}"} for row in rows(("a",))]
+    assert sample_keys(pl.DataFrame(table, infer_schema_length=None)) == ["a-8-4", "a-8-0", "a-8-2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("resnet18", "CNN"),
+        ("vit_b_16", "transformer"),
+        ("timm/deit_tiny", "transformer"),
+        ("hf/bert-base", "transformer"),
+    ],
+)
+def test_families_by_name(name: str, family: str) -> None:
+    assert family_of(name) == family
+
+
+def test_a_frame_without_times_is_refused() -> None:
+    with pytest.raises(InputError, match="seconds"):
+        Overview(pl.DataFrame({"workload": ["a"]}))
