@@ -15,7 +15,13 @@ from stoker.measure.rundelay import RunDelay, thread_delays_s
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs schedstat of Linux")
 
-BUSY = "import os, sys, time\nos.sched_setaffinity(0, {%d})\nprint(flush=True)\nend = time.time() + 60\nwhile time.time() < end: pass"
+BUSY = """
+import os, time
+os.sched_setaffinity(0, {%d})
+print(flush=True)
+end = time.time() + 60
+while time.time() < end: pass
+"""
 
 
 @pytest.fixture

@@ -18,6 +18,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
+from stoker.events import ProbesReady
+from stoker.forecast.predictor import predict
 from stoker.tuning.contest import standings
 from stoker.tuning.remedies import advise
 from stoker.tuning.request import TuneRequest
@@ -99,7 +101,8 @@ def test_the_document_has_what_programs_need(plan: Plan) -> None:
 
 
 def test_remedies_come_by_gain(plan: Plan) -> None:
-    helps = [remedy for remedy in plan.remedies if remedy.after_s < remedy.before_s]
+    assert all(remedy.after_s < remedy.before_s for remedy in plan.remedies)
+    helps = [remedy for remedy in plan.remedies if remedy.kind != "what_if"]
     assert [remedy.after_s for remedy in helps] == sorted(remedy.after_s for remedy in helps)
 
 
@@ -118,7 +121,7 @@ def test_a_profile_says_what_would_help() -> None:
 def test_epochs_of_a_profile_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []
 
-    def count(predictor: Any, setting: Setting, items: int, *, epochs: int, waited: float | None) -> list[Any]:
+    def count(predictor: Any, setting: Setting, items: int, *, epochs: int, measured_s: float | None) -> list[Any]:
         counted.append(items * epochs)
         return []
 
@@ -330,3 +333,75 @@ def test_an_unknown_planner_is_a_usage_error() -> None:
     done = here("tune", f"{HERE}:plain", "--planner", "guess")
     assert done.returncode == 2
     assert "'guess' is not one of 'simulate', 'algebra', 'grid'" in done.stderr
+
+
+# ---------------------------------------------------------------- the batch of training
+
+
+def test_training_keeps_the_current_batch_and_shows_a_faster_one() -> None:
+    found = tune(f"{HERE}:plain_long", mode="train", current="batch=8,workers=0", device="sleep:4ms", budget_s=6)
+    assert found.batch_size == 8
+    assert any("the current batch of 8 is kept" in note for note in found.notes)
+    best, other = found.candidates[:2]
+    assert best.setting.batch_size == 8
+    assert other.setting.batch_size > 8, "a step takes 4 ms whatever the batch"
+    assert not other.asked_for
+    assert (best.updates, other.updates) == (640, -(-5120 // other.setting.batch_size))
+    assert any("updates an epoch in place of 640" in note for note in found.notes)
+    assert {each.setting.batch_size for each in found.candidates if each.asked_for} == {8}
+
+
+def test_a_batch_that_nobody_named_is_searched_and_that_is_said() -> None:
+    found = tune(f"{HERE}:plain", mode="train", device="sleep:4ms", budget_s=3)
+    assert any("nobody named a batch size" in note for note in found.notes)
+    assert len({each.setting.batch_size for each in found.candidates}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"current": "batch=16,workers=2"}, 16),
+        ({"batch_size": 4, "current": "batch=16,workers=2"}, 4),
+        ({"batch_size": "free", "current": "batch=16,workers=2"}, None),
+        ({"max_batch": 64, "current": "batch=16,workers=2"}, None),
+        ({"global_batch": 64, "current": "batch=16,workers=2"}, None),
+        ({}, None),
+    ],
+)
+def test_which_batch_is_kept(options: dict[str, Any], kept: int | None) -> None:
+    request = TuneRequest.of(**options)
+    assert request.kept_batch("train") == kept
+    assert request.kept_batch("infer") == request.fixed_batch
+
+
+def test_start_methods_and_threads_are_tuned_where_asked() -> None:
+    events: list[Any] = []
+    found = tune(
+        f"{HERE}:planted",
+        items=64,
+        batch_size=8,
+        mode="infer",
+        device="sleep:1ms",
+        start_methods=("spawn",),
+        worker_threads=(2,),
+        budget_s=40,
+        verify=True,
+        on_event=events.append,
+    )
+    assert found.measured is not None
+    [probes] = [event.probes for event in events if isinstance(event, ProbesReady)]
+    assert [run.start_method for run in probes.of("started")] == ["spawn"]
+    assert {run.worker_threads for run in probes.of("threaded")} == {2}
+    slow, quick = (
+        predict(probes, Setting(batch_size=8, num_workers=1, multiprocessing_context=method), items=64)
+        for method in ("spawn", None)
+    )
+    assert slow.first_batch_s > quick.first_batch_s
+    with pytest.raises(InputError, match="--start-methods forkserver"):
+        predict(probes, Setting(num_workers=1, multiprocessing_context="forkserver"))
+    with pytest.raises(InputError, match="--worker-threads 3"):
+        predict(probes, Setting(num_workers=1, worker_threads=3))
+    assert all(each.problem is None for each in found.verified)
+    for options in ({"start_methods": ("thread",)}, {"worker_threads": (0,)}, {"batch_size": "most"}):
+        with pytest.raises(InputError):
+            TuneRequest(**options)  # type: ignore[arg-type]

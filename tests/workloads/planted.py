@@ -74,6 +74,10 @@ def plain() -> stoker.Workload:
     return with_data(Numbers)
 
 
+def plain_long() -> stoker.Workload:
+    return with_data(lambda: Numbers(5120))
+
+
 class OneSlow(Numbers):
     """The first item comes long after the second."""
 

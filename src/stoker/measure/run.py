@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sized
+from multiprocessing import get_start_method
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class Bench:
         """
         if extent.validate and isinstance(self.device, SleepDevice):
             raise InputError(f"{self._device_name} computes nothing that could be scored; leave out --validate")
+        _check_worker_threads(setting, self.device)
         device = self.device if sleep_s is None else SleepDevice(f"{sleep_s:.9f}s")
         pinned = _pinned(setting, self.device)
         unused = _unused(setting, pinned, self.mode)
@@ -267,6 +269,17 @@ def _files(workload: Workload, dataset: Any) -> list[Path]:
             dataset = dataset.dataset
         given = [sample[0] for sample in getattr(dataset, "samples", []) if isinstance(sample, tuple | list)]
     return [Path(file) for file in given if isinstance(file, str | Path)]
+
+
+def _check_worker_threads(setting: Setting, device: Device) -> None:
+    """Raise InputError for workers that would hang: a forked process has no threads of the pool that the loop's process
+    computes with, and waits for them for ever."""
+    threads, method = setting.worker_threads or 1, setting.multiprocessing_context or get_start_method()
+    if setting.num_workers and threads > 1 and method == "fork" and device.type == "cpu":
+        raise InputError(
+            f"{threads} threads in forked workers hang if the loop's process computes on the CPU, too: start the "
+            "workers by forkserver or spawn (--start-method; in tune: --current …,start=forkserver)"
+        )
 
 
 def _pinned(setting: Setting, device: Device) -> bool:
