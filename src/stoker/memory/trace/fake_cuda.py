@@ -121,7 +121,8 @@ class LazyBuild(TorchDispatchMode):
 
     def __exit__(self, *args: Any) -> None:
         self._lazy.clear()
-        super().__exit__(*args)
+        mode: Any = super()
+        mode.__exit__(*args)
 
     def _is_lazy(self, tensor: Any) -> bool:
         return (
