@@ -24,7 +24,7 @@ SIZES: dict[str, dict[str, int]] = {
     "8B": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
     "70B": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
 }
-MEMORY = {"8B": "80GiB", "70B": "640GiB"}
+MEMORY = {"8B": "80GiB", "70B": "1024GiB"}
 LORA_MEMORY = {"8B": "24GiB", "70B": "192GiB"}
 TOKENS = 1024
 SAMPLE_S = 0.05
