@@ -417,3 +417,52 @@ def test_a_borrowed_model_comes_back_as_it_was_even_when_the_run_fails() -> None
     assert drawn == _draw()
     _same(before, _state(model))
     assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+
+
+# ---------------------------------------------------------------- batches of users' own classes
+
+
+class Kinds:
+    """Refers to itself, to a class and to a dataclass type."""
+
+    def __init__(self) -> None:
+        self.rows, self.kind, self.me = X, Graph, self
+
+
+def test_classes_and_cycles_inside_a_batch_are_not_walked() -> None:
+    batch = Kinds()
+    assert calls.batch_bytes(batch) == X.nbytes
+    assert calls.count_items(batch) == 5
+    assert calls.to_device({"kind": Graph, "x": X}, "meta")["kind"] is Graph
+
+
+class Sized:
+    batch_size = 7
+
+
+def test_a_batch_may_say_how_many_items_it_holds() -> None:
+    assert calls.count_items(Sized()) == 7
+    assert calls.known_count(object()) is None
+
+
+class Stuck:
+    def __init__(self) -> None:
+        self.rows = X
+
+
+class Raises:
+    def to(self, device: str) -> None:
+        raise AttributeError("no rows")
+
+
+@pytest.mark.parametrize("batch", [Stuck(), Raises()])
+def test_a_batch_that_cannot_be_moved_names_the_remedies(batch: Any) -> None:
+    with pytest.raises(InputError, match=r"cannot be moved to meta.*step=.*forward=") as caught:
+        calls.to_device(batch, "meta")
+    assert type(batch).__name__ in str(caught.value)
+    assert calls.to_device(batch, "meta", leave_unknown=True) is batch
+
+
+def test_what_cannot_be_counted_names_the_remedies() -> None:
+    with pytest.raises(InputError, match=r"cannot tell how many items.*step=.*forward="):
+        calls.count_items(object())

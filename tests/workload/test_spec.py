@@ -124,10 +124,7 @@ def test_a_wrong_function_is_told_in_one_sentence(spec: str, sentence: str) -> N
         ("workload = 'resnet18'", "'workload' is a str, not a function"),
         ("", "has no function 'workload'; it has: no functions"),
         ("def workload(): pass", r"must return a stoker\.Workload, but it returned nothing \(None\)"),
-        (
-            "def workload(): return Workload(model=None, dataset=1)",
-            "a workload needs a model, and a dataset or a loader",
-        ),
+        ("def workload(): return Workload(model=None, dataset=1)", "needs a model, and a dataset or a loader"),
         ("def workload(): return Workload(model=1, dataset=1, loss=3)", "loss must be something to call, got int"),
         ("def workload(): return Workload(modle=1)", r"TypeError: .*modle.* \(broken\.py, line 2\)"),
         ("def workload(): raise SystemExit", r"failed: it ended the program \(SystemExit\)"),

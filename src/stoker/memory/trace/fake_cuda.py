@@ -46,6 +46,9 @@ _MAKERS = frozenset(
 )
 
 
+_COPIES = frozenset(("_to_copy", "clone"))
+
+
 class Engine:
     """The state of autograd's engine: None, `root` until its first node runs, `inside` after that."""
 
@@ -113,21 +116,55 @@ class LazyBuild(TorchDispatchMode):
     def __init__(self) -> None:
         mode: Any = super()
         mode.__init__()
+        self._lazy: dict[int, Any] = {}
+        """The pages of every lazy tensor by address. As long as they are held, no other tensor has that address."""
+
+    def __exit__(self, *args: Any) -> None:
+        self._lazy.clear()
+        mode: Any = super()
+        mode.__exit__(*args)
+
+    def _is_lazy(self, tensor: Any) -> bool:
+        return (
+            isinstance(tensor, torch.Tensor)
+            and tensor.device.type == "cpu"
+            and tensor.numel() > _LARGE_NUMEL
+            and tensor.untyped_storage().data_ptr() in self._lazy
+        )
+
+    def _copied(self, tensor: torch.Tensor, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """A lazy tensor cast or copied on the host, in plain layout: as lazy as it was."""
+        if not tensor.is_contiguous() or kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+            return None
+        return self._zeros(tensor, kwargs)
+
+    def _zeros(self, like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
+        made = _lazy_zeros(like, kwargs)
+        if made is None:
+            return None
+        tensor, pages = made
+        self._lazy[tensor.data_ptr()] = pages
+        return tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._overloadpacket.__name__
         if name in _FILLS and args[0].numel() > _LARGE_NUMEL:
             return args[0]
+        made = None
         if name in _MAKERS and not kwargs.get("memory_format"):
-            made = _lazy_zeros(args[0], kwargs)
-            if made is not None:
-                return made
+            made = self._zeros(args[0], kwargs)
+        elif name in _COPIES and self._is_lazy(args[0]):
+            made = self._copied(args[0], kwargs)
+        elif name == "copy_" and self._is_lazy(args[0]):
+            made = args[0]  # nobody reads what a lazy tensor holds
+        if made is not None:
+            return made
         return func(*args, **kwargs)
 
 
-def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """A large float tensor on untouched pages; None if it is small or of another kind."""
+def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> tuple[torch.Tensor, Any] | None:
+    """A large float tensor on untouched pages, and these; None if it is small or of another kind."""
     import mmap
 
     is_tensor = isinstance(like, torch.Tensor)
@@ -139,8 +176,10 @@ def _lazy_zeros(like: Any, kwargs: dict[str, Any]) -> torch.Tensor | None:
         numel *= side
     if numel <= _LARGE_NUMEL or not dtype.is_floating_point or torch.device(device).type != "cpu":
         return None
-    pages = mmap.mmap(-1, numel * dtype.itemsize)
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    # Without a reservation, because a model may be larger than the host's memory: its pages are never touched.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    pages = mmap.mmap(-1, numel * dtype.itemsize, flags=flags)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape), pages
 
 
 def to_fake_cuda(
