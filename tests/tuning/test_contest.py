@@ -189,6 +189,13 @@ def test_in_a_round_that_time_will_cut_whoever_stands_best_comes_first(monkeypat
     assert [each.runs for each in found] == [2, 1, 1]
 
 
+def test_a_first_run_that_time_does_not_reach_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(lambda workers, run: 20.0, monkeypatch)
+    found = machine.contend([candidate(workers, 1.0 + workers) for workers in range(3)], left_s=10.0)
+    assert machine.ran == [0]
+    assert [each.setting.num_workers for each in found] == [0]
+
+
 def test_nothing_that_ran_leaves_nothing_to_order(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(lambda workers, run: 0.9, monkeypatch)
     monkeypatch.setattr(contest, "measured", lambda trials, objective: None)

@@ -18,10 +18,13 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
+from stoker.records import Candidate, Subject
 from stoker.tuning.contest import standings
 from stoker.tuning.remedies import advise
 from stoker.tuning.request import TuneRequest
 from stoker.tuning.tune import Plan, tune
+from stoker.tuning.tuner import RULES as TUNER
+from stoker.tuning.tuner import Tuner
 from tests.commands import apart, here
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
@@ -211,6 +214,38 @@ def test_a_budget_of_one_second_is_answered_and_said() -> None:
     for budget_s in (0, math.nan):
         with pytest.raises(InputError, match="above 0"):
             tune(f"{HERE}:plain", budget_s=budget_s)
+
+
+def test_a_short_job_is_not_tuned_for_the_whole_budget_and_the_plan_says_why() -> None:
+    found = tune(f"{HERE}:plain", items=64, device="sleep:1ms", mode="infer", max_batch=16, budget_s=300)
+    assert found.measured is not None
+    assert found.seconds < 300 / 4
+    assert any("tuning was limited to about 16 s" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "spent_s"),
+    [
+        ({"items": 10}, 16.0),
+        ({"items": 3000}, 30.0),
+        ({"items": 300, "epochs": 10}, 30.0),
+        ({"items": 3000, "gpus": 2}, 16.0),
+        ({"items": 30_000}, 60.0),
+        ({}, 40.0),
+        ({"items": 10, "throughput": True}, 60.0),
+    ],
+)
+def test_tuning_is_worth_what_the_items_take_without_workers(options: dict[str, Any], spent_s: float) -> None:
+    tuner = Tuner(TuneRequest(budget_s=60.0, **options), ceiling=None, began=0.0, on_event=None)
+    subject = Subject(name="made", model="none", data="made", mode="infer", device="cpu", items=4000)
+    assert tuner._worth_of_probing_s(subject, 0.01) == pytest.approx(TUNER.probe_share * spent_s)
+
+
+def test_no_finished_run_is_no_plan_and_says_what_to_do() -> None:
+    tuner = Tuner(TuneRequest(), ceiling=None, began=0.0, on_event=None)
+    ran = [Candidate(setting=Setting(batch_size=8), predicted_s=1.0)]
+    with pytest.raises(InputError, match=r"no run of a setting finished within the budget of 60 s: give a larger"):
+        tuner._check(ran)
 
 
 def test_items_of_wildly_varying_cost() -> None:

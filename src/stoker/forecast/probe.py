@@ -6,7 +6,7 @@ it, and have to be woken to collate the next batch.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean, median, pstdev
 
 from stoker.errors import InputError
@@ -17,7 +17,7 @@ from stoker.forecast.samples import RULES as SAMPLES
 from stoker.forecast.samples import item_seconds
 from stoker.measure.malloc import can_keep_memory
 from stoker.measure.session import REPEATED_ITEMS, Script, run_script
-from stoker.records import Kind, Mode, Probes, Record, Run, Setting, Trial, WorkloadSpec
+from stoker.records import Kind, Mode, Probes, Record, Run, Setting, Subject, Trial, WorkloadSpec
 from stoker.units import format_workers
 from stoker.workload.workload import Workload
 
@@ -84,6 +84,10 @@ def probe(
     )
 
 
+WorthOfProbing = Callable[[Subject, float], float]
+"""The seconds that probing is worth, from the workload and the seconds that an item takes without workers."""
+
+
 def prober(
     setting: Setting,
     batch_sizes: Sequence[int],
@@ -91,26 +95,37 @@ def prober(
     budget_s: float,
     host_memory_bytes: int | None = None,
     needs_length: bool = False,
+    ends_at_s: float = math.inf,
+    worth_s: "WorthOfProbing | None" = None,
     on_event: OnEvent | None = None,
 ) -> "Prober":
     """A `Prober`, for a session that goes on to other runs.
 
-    If it `needs_length`, a stream of unknown length is refused. Raises InputError for a budget or sizes that make no
+    If it `needs_length`, a stream of unknown length is refused. After the moment `ends_at_s` of `time.perf_counter`,
+    only probes that predictions cannot do without are made. `worth_s` may shrink the budget once the first probes have
+    shown how long an item takes. Raises InputError for a budget or sizes that make no
     sense.
     """
     if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
     if not batch_sizes or min(batch_sizes) < 1:
         raise InputError(f"batch sizes must be at least 1, got {list(batch_sizes) or 'none'}")
-    runner = ProbeRunner(setting, budget_s, host_memory_bytes, on_event)
-    return Prober(runner, sorted(set(batch_sizes)), needs_length=needs_length)
+    runner = ProbeRunner(setting, budget_s, host_memory_bytes, on_event, ends_at_s)
+    return Prober(runner, sorted(set(batch_sizes)), needs_length=needs_length, worth_s=worth_s)
 
 
 class Prober:
     """Which probes are made, in the order of what they tell. The `ProbeRunner` makes them."""
 
-    def __init__(self, runner: ProbeRunner, sizes: Sequence[int], *, needs_length: bool) -> None:
-        self._runner, self._sizes, self._needs_length = runner, sizes, needs_length
+    def __init__(
+        self,
+        runner: ProbeRunner,
+        sizes: Sequence[int],
+        *,
+        needs_length: bool,
+        worth_s: WorthOfProbing | None = None,
+    ) -> None:
+        self._runner, self._sizes, self._needs_length, self._worth_s = runner, sizes, needs_length, worth_s
         self._step_s: dict[int, float] = {}
         self._warmed_items = 0
 
@@ -123,6 +138,9 @@ class Prober:
         parts = [self._loading(middle), self._steps(small, middle, large)]
         for part in reversed(parts) if self._runner.step_sleeps else parts:  # a sleep is part of loading then
             yield from part
+        if self._worth_s is not None:
+            step_s = min((seconds / size for size, seconds in self._step_s.items()), default=0.0)
+            self._runner.budget.shrink(self._worth_s(self._runner.subject, self._runner.item_s + step_s))
         yield from self._contention(middle)
         yield from self._other_sizes(small, middle, large)
         yield from self._slow_consumers(small, middle, large)

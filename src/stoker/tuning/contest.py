@@ -138,9 +138,14 @@ def best_predicted(found: Sequence[Candidate], objective: Objective, left_s: flo
 
 def _least_run_s(candidate: Candidate, objective: Objective) -> float:
     """The time of the candidate's shortest run, and between two runs."""
+    return _run_s(candidate, objective, RULES.least_run_s) + RULES.between_s
+
+
+def _run_s(candidate: Candidate, objective: Objective, target_s: float) -> float:
+    """The predicted time of a run of about `target_s`."""
     whole = math.ceil(objective.items / candidate.setting.batch_size)
-    share = (job_of(candidate, objective, RULES.least_run_s).extent.batches or whole) / whole
-    return share * _epoch_s(candidate, objective) + RULES.between_s
+    share = (job_of(candidate, objective, target_s).extent.batches or whole) / whole
+    return share * _epoch_s(candidate, objective)
 
 
 def _optimistic_s(candidate: Candidate) -> float:
@@ -172,7 +177,7 @@ class Contest:
         self._target_s = min(RULES.most_run_s, max(RULES.least_run_s, rounds_s))
 
     def script(self) -> Script[list[Candidate]]:
-        """All rounds. Returns the candidates with what was measured, the best first."""
+        """All rounds. Returns the candidates that ran with what was measured, the best first."""
         warm_up_s = 0.0
         for number in range(RULES.rounds):
             if not number or (warm_up_s < RULES.fresh_share * self._left_s and not self._on_gpu):
@@ -181,12 +186,16 @@ class Contest:
                 warm_up_s = perf_counter() - warm_up_s
             if not (yield from self._round(number)):
                 break
-        return with_measured(self._chosen, self._measured)
+        ran = [place for place, trials in self._trials.items() if trials]
+        seen = {number: self._measured.get(place) for number, place in enumerate(ran)}
+        return with_measured([self._chosen[place] for place in ran], seen)
 
     def _round(self, number: int) -> Script[bool]:
         """One run of each candidate that may still be the best. Returns whether another round makes sense."""
         for place in self._order(number):
             if number and self._remaining_s() < min(self._target_s, self._last_s(place)):
+                return False
+            if self._leader() is not None and self._remaining_s() < self._shortest_s(place):
                 return False
             if number and not self._is_open(place):
                 continue
@@ -227,6 +236,10 @@ class Contest:
 
     def _last_s(self, place: int) -> float:
         return self._trials[place][-1].total_s if self._trials[place] else 0.0
+
+    def _shortest_s(self, place: int) -> float:
+        """How long the candidate's first run takes at best; 0 for one that ran before."""
+        return 0.0 if self._trials[place] else _run_s(self._chosen[place], self._objective, self._target_s)
 
     def _leader(self) -> int | None:
         scored = {place: each.total_s for place, each in self._measured.items() if each is not None}

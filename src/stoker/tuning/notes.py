@@ -17,7 +17,7 @@ from stoker.records import (
 from stoker.tuning.contest import RULES as CONTEST
 from stoker.tuning.contest import standings
 from stoker.tuning.request import TuneRequest
-from stoker.units import format_bytes, format_workers
+from stoker.units import format_bytes, format_seconds, format_workers
 
 
 class NoteRules(Record, frozen=True):
@@ -48,6 +48,14 @@ def budget_notes(spent_s: float, budget_s: float) -> Iterator[str]:
         yield f"tuning took {spent_s:.0f} s, more than its budget of {budget_s:g} s: it runs no less than this"
 
 
+def worth_note(job_s: float, spend_s: float) -> str:
+    """Why tuning ends before its budget."""
+    return (
+        f"the items take about {format_seconds(job_s)} without workers, so tuning was limited to about {spend_s:.0f} s"
+        ": for a longer job, give its --items and --epochs"
+    )
+
+
 def run_notes(
     trials: Sequence[Trial], ran: Sequence[Candidate], request: TuneRequest, out: Sequence[RuledOut]
 ) -> Iterator[str]:
@@ -62,8 +70,6 @@ def run_notes(
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))
-    if all(each.measured is None for each in ran):
-        yield "nothing could be run within the budget: the plan is predicted only"
     if not any(request.is_current(each.setting) for each in ran):
         yield from (f"the current setting was not run: {each.sentence}" for each in out if request.is_current(each))
 

@@ -77,7 +77,7 @@ def simulate(choice: Choice) -> Script[Chosen]:
     same_batch = [each for each in found if request.current and each.setting.batch_size == request.current.batch_size]
     for each in (*current[:1], *same_batch[:1]):  # the current setting, and the best with the same batch size
         if each not in runners:
-            runners.append(each)
+            runners.insert(1, each)  # early, as time may be too short for all
     contest = Contest(runners, choice.objective, choice.left_s, choice.listener, on_gpu=choice.on_gpu)
     return Chosen((yield from contest.script()))
 
