@@ -335,9 +335,9 @@ def run(
 
     The child is forked from `server`, by default from the one that calls of this process share (`shared`). `output`
     says what becomes of what it prints. `timeout_s` bounds the whole call, and `stall_s` the time without any event; if
-    it is a function, it is asked each time. `remaining_s` is asked after each event how much time the call has left, None for no
-    limit. `on_start` gets the child's pid. Raises InputError if the call cannot be pickled, and MachineError if the
-    server cannot start or was killed.
+    it is a function, it is asked each time. `remaining_s` is asked after each event how much time the call has left,
+    None for no limit. `on_start` gets the child's pid. Raises InputError if the call cannot be pickled, and
+    MachineError if the server cannot start or was killed.
     """
     server = server or shared()
     payload = _payload(function, arguments)

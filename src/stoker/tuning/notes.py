@@ -51,8 +51,8 @@ def budget_notes(spent_s: float, budget_s: float) -> Iterator[str]:
 def worth_note(job_s: float, spend_s: float) -> str:
     """Why tuning ends before its budget."""
     return (
-        f"the items take about {format_seconds(job_s)} without workers, so tuning was limited to about {spend_s:.0f} s"
-        ": for a longer job, give its --items and --epochs"
+        f"the items take about {format_seconds(job_s)} without workers, so tuning was limited to about "
+        f"{spend_s:.0f} s: for a longer job, give its --items and --epochs"
     )
 
 
@@ -76,6 +76,9 @@ def run_notes(
 
 def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
     """Notes on a choice that is not what one would expect."""
+    ties = sum(each.tied for each in ran)
+    if ties > 1:
+        yield f"{ties} settings are tied, within noise of each other: the plan is the one with the fewest workers"
     yield from not_the_quickest_notes(best, ran)
     if best.measured is not None and not 1 / RULES.far_off < best.seconds / best.predicted_s < RULES.far_off:
         yield (
@@ -99,10 +102,11 @@ def not_the_quickest_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterato
         return
     takes = standings(scored)
     slower = takes[scored.index(quickest)] > takes[scored.index(best)]
+    share = "tied with the plan, but dearer," if quickest.tied else f"less than {CONTEST.knee:.0%} faster"
     setting, faster = quickest.setting, best.seconds / quickest.seconds - 1
     yield (
         f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {faster:.0%} "
-        f"faster in few runs, and is {'slower' if slower else f'less than {CONTEST.knee:.0%} faster'} by runs and "
+        f"faster in few runs, and is {'slower' if slower else share} by runs and "
         "predictions together: a larger budget would tell"
     )
 

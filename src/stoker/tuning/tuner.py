@@ -17,7 +17,7 @@ from stoker.forecast.runner import unusable
 from stoker.measure.session import Script, ending_at
 from stoker.records import Candidate, Limit, Objective, Plan, Probes, Record, Remedy, RuledOut, Setting, Subject, Trial
 from stoker.tuning import notes
-from stoker.tuning.contest import Listener, knee
+from stoker.tuning.contest import Listener, knee, tied
 from stoker.tuning.planners import PLANNERS, Choice, Chosen
 from stoker.tuning.remedies import remedies, waited_share
 from stoker.tuning.request import TuneRequest
@@ -171,6 +171,8 @@ class Tuner:
             left_s=max(1.0, self._spend_s - (perf_counter() - self._began)),
             listener=Listener(self._run_started, self._run_ended),
             on_gpu=_on_gpu(predictor.probes),
+            first_s=self._ends_at_s - perf_counter(),
+            free_s=RULES.least_worth_s - (perf_counter() - self._began),
         )
 
     def _larger_size(self, probes: Probes) -> int | None:
@@ -243,6 +245,14 @@ class Tuner:
         scored = [each for each in asked if each.measured is not None]
         return knee(scored) if scored and self._request.planner == "simulate" else asked[0]
 
+    def _with_ties(self, ran: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates, marked where they are tied for the best."""
+        scored = [each for each in ran if each.asked_for and each.measured is not None]
+        ties = tied(scored) if scored and self._request.planner == "simulate" else []
+        if len(ties) < 2:
+            return list(ran)
+        return [msgspec.structs.replace(each, tied=each in ties) for each in ran]
+
     def _trial_of(self, setting: Setting) -> Trial | None:
         """The last finished run of a setting."""
         done = (trial for trial in reversed(self._trials) if trial.outcome == "done")
@@ -274,6 +284,7 @@ class Tuner:
         chosen: Chosen,
         out: Sequence[RuledOut],
     ) -> Plan:
+        chosen = chosen._replace(ran=self._with_ties(chosen.ran))
         best, probes = self._best(chosen.ran), predictor.probes
         setting, trial = best.setting, self._trial_of(best.setting)
         return Plan(

@@ -88,7 +88,8 @@ def _cells(plan: Plan, each: Candidate, *, ahead: bool) -> tuple[str, ...]:
         plan.num_workers,
         plan.prefetch_factor,
     )
-    label = " ".join(word for word, on in (("plan", chosen), ("current", each == plan.current)) if on)
+    marks = (("plan", chosen), ("current", each == plan.current), ("tied", each.tied))
+    label = " ".join(word for word, on in marks if on)
     return (
         label,
         str(setting.batch_size),
