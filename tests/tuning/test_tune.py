@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
-from stoker.records import Candidate, Subject
+from stoker.records import Candidate, Probes, Subject
 from stoker.tuning.contest import tied
 from stoker.tuning.remedies import advise
 from stoker.tuning.request import TuneRequest
@@ -41,6 +41,11 @@ def plan() -> Plan:
         budget_s=30,
         current=Setting(batch_size=8, num_workers=0),
     )
+
+
+@pytest.fixture(scope="module")
+def plan_probes() -> Probes:
+    return stoker.probe(f"{HERE}:plain", batch_sizes=(4,), device="sleep:1ms", mode="infer", budget_s=1)
 
 
 def test_a_plan_beats_what_it_found(plan: Plan) -> None:
@@ -247,6 +252,16 @@ def test_no_finished_run_is_no_plan_and_says_what_to_do() -> None:
     ran = [Candidate(setting=Setting(batch_size=8), predicted_s=1.0)]
     with pytest.raises(InputError, match=r"no run of a setting finished within the budget of 60 s: give a larger"):
         tuner._check(ran)
+
+
+@pytest.mark.parametrize("kinds", [(), ("step",), ("load",)])
+def test_a_budget_too_short_for_probing_says_what_to_do(kinds: tuple[str, ...], plan_probes: Probes) -> None:
+    probes = msgspec.structs.replace(plan_probes, runs=tuple(run for run in plan_probes.runs if run.kind in kinds))
+    late = Tuner(TuneRequest(budget_s=60), ceiling=None, began=time.perf_counter() - 61, on_event=None)
+    with pytest.raises(InputError, match=r"probing did not finish within the budget of 60 s: give a larger"):
+        late._check_probes(probes)
+    late._check_probes(plan_probes)
+    Tuner(TuneRequest(), ceiling=None, began=time.perf_counter(), on_event=None)._check_probes(probes)
 
 
 def test_items_of_wildly_varying_cost() -> None:

@@ -112,6 +112,7 @@ class Tuner:
             on_event=self._on_event,
         )
         probes = yield from prober.script()
+        self._check_probes(probes)
         subject = probes.subject
         self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
         request.check_epoch(subject.mode, subject.items)
@@ -235,9 +236,17 @@ class Tuner:
         failed = [trial for trial in notes.unfinished(self._trials) if trial.outcome != "timed_out"]
         if failed:
             raise unusable(failed[0], "not one run of the best settings ended well")
-        raise InputError(
-            f"no run of a setting finished within the budget of {self._request.budget_s:g} s: give a larger --budget "
-            "or a smaller --max-batch, or try again on an idle machine"
+        raise self._too_short("no run of a setting finished")
+
+    def _check_probes(self, probes: Probes) -> None:
+        """Raises InputError if the time was up before the probes that no prediction can do without."""
+        if not (probes.of("load") and probes.of("step")) and perf_counter() >= self._ends_at_s:
+            raise self._too_short("probing did not finish")
+
+    def _too_short(self, what: str) -> InputError:
+        return InputError(
+            f"{what} within the budget of {self._request.budget_s:g} s: give a larger --budget or a smaller "
+            "--max-batch, or try again on an idle machine"
         )
 
     def _best(self, ran: Sequence[Candidate]) -> Candidate:
