@@ -19,7 +19,7 @@ from stoker import Extent, Setting, Trial
 from stoker.analysis.interference import disturbance_note, disturbed
 from stoker.errors import InputError
 from stoker.measure import reference
-from stoker.measure.session import Job, Repeats, Script, run_script
+from stoker.measure.session import Job, Repeats, Script, ending_at, run_script
 from stoker.process.fork import Forked
 from stoker.process.wire import Failure
 
@@ -318,3 +318,45 @@ def test_the_reference_job_is_timed_a_few_times_and_not_for_long() -> None:
     assert 1 <= len(samples) <= reference.RULES.samples
     assert sum(samples[:-1]) <= reference.RULES.limit_s
     assert time.process_time() - began <= sum(samples) + reference.RULES.limit_s
+
+
+def stuck_from(place: int) -> stoker.Workload:
+    class Data(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            if index >= place:
+                time.sleep(60)
+            return torch.zeros(8)
+
+    return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Data())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_job_ends_at_its_moment_wherever_it_stands_and_no_later_one_begins(workers: int) -> None:
+    began = time.perf_counter()
+    three = jobs(*[Setting(batch_size=2, num_workers=workers)] * 3)
+    found = run_script(stuck_from(3), ending_at(three, began + 6), device="cpu")
+    assert time.perf_counter() - began < 40, "not the minute that an item takes"
+    assert [trial.outcome for trial in found] == ["timed_out"] * 3
+    said = [trial.problem.sentence for trial in found if trial.problem]
+    assert "not over when its time was up" in said[0]
+    assert said[1:] == ["its time was up before it began"] * 2
+
+
+def test_opening_the_workload_counts_for_the_moment_at_which_a_job_ends() -> None:
+    def data() -> Any:
+        time.sleep(60)
+        return [torch.zeros(8)] * 8
+
+    workload = stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=data)
+    began = time.perf_counter()
+    [found] = run_script(workload, ending_at(jobs(Setting(batch_size=2)), began + 3), device="cpu")
+    assert time.perf_counter() - began < 40
+    assert found.outcome == "timed_out"
+
+
+def test_a_script_that_ends_in_time_loses_nothing_by_its_moment() -> None:
+    script = ending_at(jobs(Setting(batch_size=2), Setting(batch_size=4)), time.perf_counter() + 120)
+    assert [trial.outcome for trial in run_script(f"{HERE}:plain", script, device="cpu")] == ["done"] * 2

@@ -31,12 +31,14 @@ def trial_s(objective: Objective, trial: Trial) -> float:
 
 
 def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
-    """The runs of one setting that finished, those that nothing disturbed before others; None where none did."""
-    done = [trial for trial in trials if trial.outcome == "done" and trial.items]
-    if not done:
+    """The runs of one setting, one a round, that finished, those that nothing disturbed before others; None where none
+    did."""
+    numbered = [(number, trial) for number, trial in enumerate(trials) if trial.outcome == "done" and trial.items]
+    if not numbered:
         return None
-    quiet = [trial for trial in done if not disturbed(trial)]
-    disturbed_only, done = not quiet, quiet or done
+    quiet = [(number, trial) for number, trial in numbered if not disturbed(trial)]
+    disturbed_only, numbered = not quiet, quiet or numbered
+    done = [trial for _, trial in numbered]
     return Measured(
         samples_s=tuple(trial_s(objective, trial) for trial in done),
         run_s=tuple(trial.total_s for trial in done),
@@ -44,6 +46,7 @@ def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
         first_batch_s=median(trial.timeline.got_s[0] for trial in done),
         steady_items_per_s=1 / median(steady_item_s(trial) for trial in done),
         disturbed=disturbed_only,
+        rounds=tuple(number for number, _ in numbered),
     )
 
 

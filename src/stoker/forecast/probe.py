@@ -109,6 +109,10 @@ def probe(
     )
 
 
+WorthOfProbing = Callable[[Subject, float], float]
+"""The seconds that probing is worth, from the workload and the seconds that an item takes without workers."""
+
+
 def prober(
     setting: Setting,
     batch_sizes: Sequence[int],
@@ -119,23 +123,34 @@ def prober(
     sizes_for: Callable[[Subject], Sequence[int]] | None = None,
     start_methods: Sequence[StartMethod] = (),
     worker_threads: Sequence[int] = (),
+    ends_at_s: float = math.inf,
+    worth_s: "WorthOfProbing | None" = None,
     on_event: OnEvent | None = None,
 ) -> "Prober":
     """A `Prober`, for a session that goes on to other runs.
 
     If it `needs_length`, a stream of unknown length is refused. `sizes_for` chooses the sizes once the subject is
-    known. Raises InputError for a budget, sizes or other choices that make no sense.
+    known. After the moment `ends_at_s` of `time.perf_counter`, only probes that predictions cannot do without are made.
+    `worth_s` may shrink the budget once the first probes have shown how long an item takes. Raises InputError for a
+    budget, sizes or other choices that make no sense.
     """
     if not 0 < budget_s < math.inf:
         raise InputError(f"the budget must be above 0 s, got {budget_s:g}")
     if not batch_sizes or min(batch_sizes) < 1:
         raise InputError(f"batch sizes must be at least 1, got {list(batch_sizes) or 'none'}")
-    runner = ProbeRunner(setting, budget_s, host_memory_bytes, on_event)
+    runner = ProbeRunner(setting, budget_s, host_memory_bytes, on_event, ends_at_s)
     kinds: list[dict[str, Any]] = [{"multiprocessing_context": method} for method in dict.fromkeys(start_methods)]
     kinds += [{"worker_threads": count} for count in dict.fromkeys(worker_threads)]
     for changes in kinds:
         msgspec.structs.replace(setting, **changes)  # checks them
-    return Prober(runner, sorted(set(batch_sizes)), needs_length=needs_length, sizes_for=sizes_for, kinds=kinds)
+    return Prober(
+        runner,
+        sorted(set(batch_sizes)),
+        needs_length=needs_length,
+        sizes_for=sizes_for,
+        kinds=kinds,
+        worth_s=worth_s,
+    )
 
 
 class Prober:
@@ -149,8 +164,9 @@ class Prober:
         needs_length: bool,
         sizes_for: Callable[[Subject], Sequence[int]] | None = None,
         kinds: Sequence[dict[str, Any]] = (),
+        worth_s: WorthOfProbing | None = None,
     ) -> None:
-        self._runner, self._sizes, self._needs_length = runner, sizes, needs_length
+        self._runner, self._sizes, self._needs_length, self._worth_s = runner, sizes, needs_length, worth_s
         self._sizes_for, self._kinds = sizes_for, kinds
         self._step_s: dict[int, float] = {}
         self._warmed_items = 0
@@ -164,6 +180,9 @@ class Prober:
         parts = [self._loading(middle), self._steps(small, middle, large)]
         for part in reversed(parts) if self._runner.step_sleeps else parts:  # a sleep is part of loading then
             yield from part
+        if self._worth_s is not None:
+            step_s = min((seconds / size for size, seconds in self._step_s.items()), default=0.0)
+            self._runner.budget.shrink(self._worth_s(self._runner.subject, self._runner.item_s + step_s))
         yield from self._contention(middle)
         yield from self._worker_kinds(middle)
         yield from self._other_sizes(small, middle, large)

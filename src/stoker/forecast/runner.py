@@ -34,15 +34,16 @@ RULES = RunnerRules()
 
 
 class Budget:
-    """How much time is left, and how much was spent in all."""
+    """How much time is left, and how much was spent in all. It is spent at the moment `ends_at_s` of
+    `time.perf_counter` at the latest, whenever it began."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, ends_at_s: float = math.inf) -> None:
+        self.seconds, self._ends_at_s = seconds, ends_at_s
         self._began, self._earlier_s = perf_counter(), 0.0
 
     @property
     def spent(self) -> bool:
-        return perf_counter() - self._began > self.seconds
+        return perf_counter() > min(self._began + self.seconds, self._ends_at_s)
 
     @property
     def total_s(self) -> float:
@@ -52,6 +53,10 @@ class Budget:
     def restart(self) -> None:
         """Begin to count only now."""
         self._began = perf_counter()
+
+    def shrink(self, seconds: float) -> None:
+        """Count no more than this from the beginning."""
+        self.seconds = min(self.seconds, seconds)
 
     def extend(self, seconds: float) -> None:
         """Begin another budget."""
@@ -128,9 +133,14 @@ class ProbeRunner:
     """How workers are started if nothing else is asked for."""
 
     def __init__(
-        self, setting: Setting, budget_s: float, host_memory_bytes: int | None, on_event: OnEvent | None
+        self,
+        setting: Setting,
+        budget_s: float,
+        host_memory_bytes: int | None,
+        on_event: OnEvent | None,
+        ends_at_s: float = math.inf,
     ) -> None:
-        self.budget, self.log = Budget(budget_s), ProbeLog()
+        self.budget, self.log = Budget(budget_s, ends_at_s), ProbeLog()
         self._setting, self._host_memory_bytes, self._on_event = setting, host_memory_bytes, on_event
         self.item_s = self._item_bytes = 0.0
 

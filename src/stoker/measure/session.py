@@ -78,6 +78,8 @@ class SessionRules(Record, frozen=True):
     """At a job: the loop reports its progress, and no step takes this long."""
     opening_stall_s: float = 300.0
     """Before the first job: to open a large set takes its time."""
+    end_grace_s: float = 1.0
+    """A job ends itself after the batch in which its time ends. After this much more, the child is ended."""
     repeated_length: int = 1 << 16
     """The length of a set whose items are repeated: more than any job asks for."""
 
@@ -89,8 +91,10 @@ class Job(Record, frozen=True):
     """One run of a session.
 
     `sleep_s` is slept in place of the step. With `repeats=n` the first n items are loaded once and given again and
-    again. `limit_s` ends the run as timed out. With `keeps_memory` malloc keeps freed memory in the workers. `threads`
-    is the number of torch's threads in the loop's process. A `fresh` job goes to a child that has run nothing yet.
+    again. `limit_s` ends the run as timed out. So does the moment `ends_at_s` of `time.perf_counter`, wherever the run
+    is then: opening the workload counts, and a job whose moment has passed is not begun. With `keeps_memory` malloc
+    keeps freed memory in the workers. `threads` is the number of torch's threads in the loop's process. A `fresh` job
+    goes to a child that has run nothing yet.
     `from_loader` names fields of the setting that the loader decides, if the workload was given as a DataLoader.
     """
 
@@ -99,6 +103,7 @@ class Job(Record, frozen=True):
     sleep_s: float | None = None
     repeats: int | None = None
     limit_s: float | None = None
+    ends_at_s: float | None = None
     keeps_memory: bool = False
     threads: int | None = None
     fresh: bool = False
@@ -112,6 +117,19 @@ class Job(Record, frozen=True):
 
 
 Script = Generator[Job, Trial, R]
+
+
+def ending_at(script: Script[R], ends_at_s: float) -> Script[R]:
+    """The script, with all its jobs ended at a moment of `time.perf_counter`. It still runs to its end: jobs that it
+    asks for later are answered as timed out, without a run."""
+    with contextlib.closing(script):
+        try:
+            job = next(script)
+            while True:
+                trial = yield msgspec.structs.replace(job, ends_at_s=ends_at_s)
+                job = script.send(trial)
+        except StopIteration as end:
+            return cast(R, end.value)
 
 
 def run_script(
@@ -200,8 +218,14 @@ class _Request(msgspec.Struct, frozen=True):
         )
 
 
+_OVER = "not over when its time was up"
+_MORE_TIME = "give it more time, or try again on an idle machine"
+
+
 def _run_child(session: "_Session[R]", request: _Request, server: child.ForkServer) -> None:
     """One child, for as many jobs as it survives."""
+    from stoker.process import failures
+
     kills = out_of_memory_kills()
     seed = session.begin_child()
     try:
@@ -212,11 +236,16 @@ def _run_child(session: "_Session[R]", request: _Request, server: child.ForkServ
             server=server,
             timeout_s=request.timeout_s,
             stall_s=session.patience_s,
+            remaining_s=session.remaining_s,
             on_event=session.event,
             on_start=session.started,
         )
     finally:
         session.end_child()
+    if ended.how == "timed_out" and session.is_over:
+        problem = failures.of_hang(ended.stacks, _OVER)
+        session.failed("timed_out", msgspec.structs.replace(problem, remedy=_MORE_TIME))
+        return
     if ended.how == "returned" or session.ended_between_jobs:
         return
     if ended.failure is not None and ended.failure.kind:
@@ -284,6 +313,17 @@ class _Session(Generic[R]):
         """How long the child may be silent."""
         return self._request.stall_s if self._is_at_one else max(self._request.stall_s, RULES.opening_stall_s)
 
+    def remaining_s(self) -> float | None:
+        """How long the child may go on with the job, if the job says."""
+        if self.job is None or self.job.ends_at_s is None:
+            return None
+        return self.job.ends_at_s + RULES.end_grace_s - perf_counter()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for the job has ended."""
+        return self.job is not None and self.job.ends_at_s is not None and self.job.ends_at_s <= perf_counter()
+
     @property
     def ended_between_jobs(self) -> bool:
         """Whether the child ended while it had no job: then no job is to blame, and the next child gets the next."""
@@ -311,18 +351,19 @@ class _Session(Generic[R]):
 
     def failed(self, outcome: Outcome, problem: Problem) -> None:
         """The child is gone, and with it the trial that it was running."""
+        self._next(self._identified(self._trial_without_run(outcome, problem)))
+
+    def _trial_without_run(self, outcome: Outcome, problem: Problem) -> Trial:
         assert self.job is not None
         setting = settled(self.job.setting, self._subject.current, self.job.from_loader)
-        extent = self.job.extent
-        trial = Trial(
+        return Trial(
             outcome=outcome,
             workload=self._subject,
             setting=setting,
-            extent=extent,
+            extent=self.job.extent,
             problem=problem,
             machine=inspect(),
         )
-        self._next(self._identified(trial))
 
     def answer(self) -> R:
         return cast(R, self._answer)
@@ -364,6 +405,9 @@ class _Session(Generic[R]):
     def _next(self, trial: Trial | None) -> None:
         try:
             self.job = next(self._script) if trial is None else self._script.send(trial)
+            while self.is_over:
+                over = self._trial_without_run("timed_out", Problem(sentence="its time was up before it began"))
+                self.job = self._script.send(self._identified(over))
         except StopIteration as end:
             self.job, self._answer = None, end.value
 
@@ -458,7 +502,8 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
     """Run a job; what goes wrong once the loop runs is an outcome, before that an error of Stoker's is raised."""
     from stoker.measure.loop import DeadlinePassed
 
-    deadline_s = None if job.limit_s is None else perf_counter() + job.limit_s
+    limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]
+    deadline_s = min((each for each in limits if each is not None), default=None)
     _set_threads(job.threads, limit)
 
     def wait_for_caller() -> None:
@@ -479,8 +524,11 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
         )
     except DeadlinePassed as error:
         _errors.append(error)
-        sentence = f"not over after {format_seconds(job.limit_s or 0.0)}"
-        outcome, problem = "timed_out", Problem(sentence=sentence)
+        if deadline_s == job.ends_at_s:
+            outcome, problem = "timed_out", Problem(sentence=_OVER, remedy=_MORE_TIME)
+        else:
+            sentence = f"not over after {format_seconds(job.limit_s or 0.0)}"
+            outcome, problem = "timed_out", Problem(sentence=sentence)
     except BaseException as error:
         if isinstance(error, StokerError) and not bench.running:
             raise

@@ -185,11 +185,12 @@ class _RunningCall(Generic[T]):
         output: Output,
         timeout_s: float | None,
         stall_s: float | Callable[[], float] | None,
+        remaining_s: Callable[[], float | None] | None,
         on_event: OnEvent | None,
         on_start: Callable[[int], None] | None,
     ) -> None:
         self._kind = kind
-        self._timeout_s, self._stall_s = timeout_s, stall_s
+        self._timeout_s, self._stall_s, self._remaining_s = timeout_s, stall_s, remaining_s
         self._on_event, self._on_start = on_event, on_start
         self._files = contextlib.ExitStack()
         self._is_passed = output == "passed"
@@ -260,6 +261,9 @@ class _RunningCall(Generic[T]):
         ends = [began + self._timeout_s] if self._timeout_s is not None else []
         if self._stall_s is not None:
             ends.append(self._heard + (self._stall_s() if callable(self._stall_s) else self._stall_s))
+        remaining_s = self._remaining_s() if self._remaining_s is not None else None
+        if remaining_s is not None:
+            ends.append(monotonic() + remaining_s)
         return max(0.0, min(ends) - monotonic()) if ends else None
 
     def _drain(self) -> bool:
@@ -333,6 +337,7 @@ def run(
     output: Output = "captured",
     timeout_s: float | None = None,
     stall_s: float | Callable[[], float] | None = None,
+    remaining_s: Callable[[], float | None] | None = None,
     on_event: OnEvent | None = None,
     on_start: Callable[[int], None] | None = None,
 ) -> Ended[T]:
@@ -340,12 +345,21 @@ def run(
 
     The child is forked from `server`, by default from the one that calls of this process share (`shared`). `output`
     says what becomes of what it prints. `timeout_s` bounds the whole call, and `stall_s` the time without any event; if
-    it is a function, it is asked each time. `on_start` gets the child's pid. Raises InputError if the call cannot be
-    pickled, and MachineError if the server cannot start or was killed.
+    it is a function, it is asked each time. `remaining_s` is asked after each event how much time the call has left,
+    None for no limit. `on_start` gets the child's pid. Raises InputError if the call cannot be pickled, and
+    MachineError if the server cannot start or was killed.
     """
     server = server or shared()
     payload = _payload(function, arguments)
-    call = _RunningCall(kind, output=output, timeout_s=timeout_s, stall_s=stall_s, on_event=on_event, on_start=on_start)
+    call = _RunningCall(
+        kind,
+        output=output,
+        timeout_s=timeout_s,
+        stall_s=stall_s,
+        remaining_s=remaining_s,
+        on_event=on_event,
+        on_start=on_start,
+    )
     with contextlib.closing(call):
         return call.run(server, payload)
 

@@ -67,6 +67,8 @@ class Measured(Record, frozen=True):
     first_batch_s: float
     steady_items_per_s: float
     disturbed: bool = False
+    rounds: tuple[int, ...] = ()
+    """The round of each sample, where candidates ran in rounds."""
 
     @property
     def total_s(self) -> float:
@@ -101,6 +103,8 @@ class Candidate(Record, frozen=True):
     measured: Measured | None = None
     asked_for: bool = True
     updates: int | None = None
+    tied: bool = False
+    """Within noise of the best by runs and predictions, as is at least one other. The plan is the cheapest of these."""
 
     @property
     def seconds(self) -> float:

@@ -17,7 +17,7 @@ from stoker.records import (
 from stoker.tuning.contest import RULES as CONTEST
 from stoker.tuning.contest import standings
 from stoker.tuning.request import TuneRequest
-from stoker.units import format_bytes, format_workers
+from stoker.units import format_bytes, format_seconds, format_workers
 
 
 class NoteRules(Record, frozen=True):
@@ -51,6 +51,14 @@ def budget_notes(spent_s: float, budget_s: float) -> Iterator[str]:
         yield f"tuning took {spent_s:.0f} s, more than its budget of {budget_s:g} s: it runs no less than this"
 
 
+def worth_note(job_s: float, spend_s: float) -> str:
+    """Why tuning ends before its budget."""
+    return (
+        f"the items take about {format_seconds(job_s)} without workers, so tuning was limited to about "
+        f"{spend_s:.0f} s: for a longer job, give its --items and --epochs"
+    )
+
+
 def run_notes(
     trials: Sequence[Trial], ran: Sequence[Candidate], request: TuneRequest, out: Sequence[RuledOut]
 ) -> Iterator[str]:
@@ -65,14 +73,15 @@ def run_notes(
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))
-    if all(each.measured is None for each in ran):
-        yield "nothing could be run within the budget: the plan is predicted only"
     if not any(request.is_current(each.setting) for each in ran):
         yield from (f"the current setting was not run: {each.sentence}" for each in out if request.is_current(each))
 
 
 def choice_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterator[str]:
     """Notes on a choice that is not what one would expect."""
+    ties = sum(each.tied for each in ran)
+    if ties > 1:
+        yield f"{ties} settings are tied, within noise of each other: the plan is the one with the fewest workers"
     yield from not_the_quickest_notes(best, ran)
     if best.measured is not None and not 1 / RULES.far_off < best.seconds / best.predicted_s < RULES.far_off:
         yield (
@@ -96,10 +105,11 @@ def not_the_quickest_notes(best: Candidate, ran: Sequence[Candidate]) -> Iterato
         return
     takes = standings(scored)
     slower = takes[scored.index(quickest)] > takes[scored.index(best)]
+    share = "tied with the plan, but dearer," if quickest.tied else f"less than {CONTEST.knee:.0%} faster"
     setting, faster = quickest.setting, best.seconds / quickest.seconds - 1
     yield (
         f"batch {setting.batch_size} with {format_workers(setting.num_workers)} was {faster:.0%} "
-        f"faster in few runs, and is {'slower' if slower else f'less than {CONTEST.knee:.0%} faster'} by runs and "
+        f"faster in few runs, and is {'slower' if slower else share} by runs and "
         "predictions together: a larger budget would tell"
     )
 

@@ -58,6 +58,10 @@ class Choice(NamedTuple):
     left_s: float
     listener: Listener
     on_gpu: bool
+    free_s: float = math.inf
+    """Runs may take this long whatever they bring."""
+    first_s: float = 0.0
+    """One run of each may take this long, if that is more than what is left."""
 
 
 class Chosen(NamedTuple):
@@ -80,8 +84,16 @@ def simulate(choice: Choice) -> Script[Chosen]:
     # The current setting, the best with its batch size, and the best with another size than the one that is kept.
     for each in (*current[:1], *same_batch[:1], *others[:1]):
         if each not in runners:
-            runners.append(each)
-    contest = Contest(runners, choice.objective, choice.left_s, choice.listener, on_gpu=choice.on_gpu)
+            runners.insert(1, each)  # early, as time may be too short for all
+    contest = Contest(
+        runners,
+        choice.objective,
+        choice.left_s,
+        choice.listener,
+        on_gpu=choice.on_gpu,
+        free_s=choice.free_s,
+        first_s=choice.first_s,
+    )
     return Chosen((yield from contest.script()))
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,7 +14,7 @@ from stoker.forecast.constraints import Bounds, bounds_of
 from stoker.forecast.predictor import Predictor, items_of
 from stoker.forecast.probe import prober as prober_of
 from stoker.forecast.runner import unusable
-from stoker.measure.session import Script
+from stoker.measure.session import Script, ending_at
 from stoker.records import (
     Candidate,
     Limit,
@@ -29,7 +29,7 @@ from stoker.records import (
     Trial,
 )
 from stoker.tuning import notes
-from stoker.tuning.contest import Listener, knee
+from stoker.tuning.contest import Listener, knee, tied
 from stoker.tuning.planners import PLANNERS, Choice, Chosen
 from stoker.tuning.remedies import remedies, settings_among
 from stoker.tuning.request import TuneRequest
@@ -38,16 +38,24 @@ from stoker.tuning.space import Space, candidates_of, larger_size
 from stoker.tuning.verification import RULES as VERIFICATION
 from stoker.tuning.verification import verification
 
+R = TypeVar("R")
+
 
 class TunerRules(Record, frozen=True):
     """How the budget is divided."""
 
     probe_share: float = 0.5
-    """Probing may take this share of the budget; running the best few gets the rest."""
+    """Probing may take this share of the time; running the best few gets the rest."""
+    least_worth_s: float = 16.0
+    """Tuning may take as long as the items that were asked for, loaded and computed without workers: it cannot save
+    more. This much it may take for any job; with the run in flight, it is below 20 s."""
+    least_end_s: float = 20.0
+    """The run in flight is ended when the budget is spent, but not before this: importing torch, opening the workload
+    and the probes that no prediction can do without take some seconds."""
     further_times: int = 2
     """If the largest size seems best, larger sizes are probed up to this many times..."""
     further_share: float = 0.15
-    """... each time for this share of the budget."""
+    """... each time for this share of the time."""
 
 
 RULES = TunerRules()
@@ -92,13 +100,27 @@ class Tuner:
             multiprocessing_context=now.multiprocessing_context,
             worker_threads=now.worker_threads,
         )
+        self._ends_at_s = began + max(request.budget_s, RULES.least_end_s)
+        self._spend_s = request.budget_s
         self._trials: list[Trial] = []
         self._notes: list[str] = []
         self._probes: Probes | None = None
 
     def script(self) -> Script[Plan | None]:
         """The whole tuning. Returns None if a step ran out of device memory and the limit must be found first; then
-        `choose` goes on."""
+        `choose` goes on. Raises InputError for a workload that cannot be measured in the time, and as `choose` does.
+        """
+        return self._ending(self._script())
+
+    def choose(self) -> Script[Plan]:
+        """Everything after the probes. Raises InputError if nothing fits the machine, or if no run finishes."""
+        return self._ending(self._choose())
+
+    def _ending(self, script: Script[R]) -> Script[R]:
+        """The script, whose runs end with the budget. A grid runs every setting, however long that takes."""
+        return script if self._request.planner == "grid" else ending_at(script, self._ends_at_s)
+
+    def _script(self) -> Script[Plan | None]:
         request = self._request
         prober = prober_of(
             self._base,
@@ -109,9 +131,12 @@ class Tuner:
             sizes_for=self._probe_sizes,
             start_methods=request.start_methods,
             worker_threads=request.worker_threads,
+            ends_at_s=self._began + RULES.probe_share * max(request.budget_s, RULES.least_end_s),
+            worth_s=self._worth_of_probing_s,
             on_event=self._on_event,
         )
         probes = yield from prober.script()
+        self._check_probes(probes)
         subject = probes.subject
         self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
         if request.current is None and subject.current is not None:
@@ -125,7 +150,7 @@ class Tuner:
             self._space = Space(request=self._request)
         for _ in range(RULES.further_times):
             size = self._larger_size(probes)
-            more = size and (yield from prober.further(size, RULES.further_share * request.budget_s))
+            more = size and (yield from prober.further(size, RULES.further_share * self._spend_s))
             if not size or not more:
                 break
             probes, self._space = more, msgspec.structs.replace(self._space, largest=size)
@@ -133,15 +158,25 @@ class Tuner:
         self._probes = probes
         if self.ceiling is None and _on_gpu(probes) and probes.ran_out:
             return None
-        return (yield from self.choose())
+        return (yield from self._choose())
 
     def _probe_sizes(self, subject: Subject) -> list[int]:
         """The sizes to probe, once it is known whether the workload trains."""
         self._space = Space.of(self._request, subject.mode)
         return self._space.probe_sizes(self.ceiling and self.ceiling.batch_size)
 
-    def choose(self) -> Script[Plan]:
-        """Everything after the probes. Raises InputError if nothing fits the machine, or if all runs fail."""
+    def _worth_of_probing_s(self, subject: Subject, item_s: float) -> float:
+        """Limit all that is spent to what the job takes without workers; the share of it for probing."""
+        request = self._request
+        items = subject.items if request.items is None else request.items
+        if not request.throughput and items is not None:
+            job_s = math.ceil(items / request.gpus) * request.epochs * item_s
+            self._spend_s = min(request.budget_s, max(RULES.least_worth_s, job_s))
+            if self._spend_s < request.budget_s and request.planner == "simulate":
+                self._notes.append(notes.worth_note(job_s, self._spend_s))
+        return RULES.probe_share * self._spend_s
+
+    def _choose(self) -> Script[Plan]:
         probes = self._probes
         assert probes is not None
         objective, per_gpu, predictor = self._objective(probes), self._per_gpu(probes), self._predictor(probes)
@@ -176,9 +211,11 @@ class Tuner:
             objective=per_gpu,
             predictor=predictor,
             bounds=bounds,
-            left_s=max(1.0, self._request.budget_s - (perf_counter() - self._began)),
+            left_s=max(1.0, self._spend_s - (perf_counter() - self._began)),
             listener=Listener(self._run_started, self._run_ended),
             on_gpu=_on_gpu(predictor.probes),
+            first_s=self._ends_at_s - perf_counter(),
+            free_s=RULES.least_worth_s - (perf_counter() - self._began),
         )
 
     def _larger_size(self, probes: Probes) -> int | None:
@@ -235,15 +272,37 @@ class Tuner:
     # ------------------------------------------------------------ the plan
 
     def _check(self, ran: Sequence[Candidate]) -> None:
-        """Raises InputError with the first failure if no run finished."""
+        """Raises InputError with the first failure, or with what to change, if no run finished."""
+        if any(each.measured for each in ran if each.asked_for):
+            return
         failed = [trial for trial in notes.unfinished(self._trials) if trial.outcome != "timed_out"]
-        if failed and not any(each.measured for each in ran if each.asked_for):
+        if failed:
             raise unusable(failed[0], "not one run of the best settings ended well")
+        raise self._too_short("no run of a setting finished")
+
+    def _check_probes(self, probes: Probes) -> None:
+        """Raises InputError if the time was up before the probes that no prediction can do without."""
+        if not (probes.of("load") and probes.of("step")) and perf_counter() >= self._ends_at_s:
+            raise self._too_short("probing did not finish")
+
+    def _too_short(self, what: str) -> InputError:
+        return InputError(
+            f"{what} within the budget of {self._request.budget_s:g} s: give a larger --budget or a smaller "
+            "--max-batch, or try again on an idle machine"
+        )
 
     def _best(self, ran: Sequence[Candidate]) -> Candidate:
         asked = [each for each in ran if each.asked_for]
         scored = [each for each in asked if each.measured is not None]
         return knee(scored) if scored and self._request.planner == "simulate" else asked[0]
+
+    def _with_ties(self, ran: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates, marked where they are tied for the best."""
+        scored = [each for each in ran if each.asked_for and each.measured is not None]
+        ties = tied(scored) if scored and self._request.planner == "simulate" else []
+        if len(ties) < 2:
+            return list(ran)
+        return [msgspec.structs.replace(each, tied=each in ties) for each in ran]
 
     def _trial_of(self, setting: Setting) -> Trial | None:
         """The last finished run of a setting."""
@@ -280,6 +339,7 @@ class Tuner:
         chosen: Chosen,
         out: Sequence[RuledOut],
     ) -> Plan:
+        chosen = chosen._replace(ran=self._with_ties(chosen.ran))
         best, probes = self._best(chosen.ran), predictor.probes
         setting, trial = best.setting, self._trial_of(best.setting)
         return Plan(

@@ -131,7 +131,8 @@ def _is_planned(plan: Plan, setting: Setting) -> bool:
 def _cells(plan: Plan, each: Candidate, *, ahead: bool, kinds: bool, updates: bool) -> tuple[str, ...]:
     setting, seen = each.setting, each.measured
     is_current = plan.current is not None and setting == plan.current.setting
-    label = " ".join(word for word, on in (("plan", _is_planned(plan, setting)), ("current", is_current)) if on)
+    marks = (("plan", _is_planned(plan, setting)), ("current", is_current), ("tied", each.tied))
+    label = " ".join(word for word, on in marks if on)
     return (
         label,
         str(setting.batch_size),
