@@ -3,9 +3,10 @@
 `composed` is the composition of all blocks against the model, `again` the model against itself, which shows the noise.
 `last:25%` runs on the stored output of the block before it, against the full model. All run in turns of random order in
 one process with one thread. Ratios are of CPU time of that thread, which other processes disturb less than wall time;
-the raw rows have both.
+the raw rows have both. Beside the median of the rounds and its quartiles, `least` compares the shortest runs. Small
+models get more rounds, up to a time.
 
-python benchmarks/parts.py [--rounds 25] [--models resnet18,...]
+python benchmarks/parts.py [--rounds 15] [--seconds 40] [--models resnet18,...]
 """
 
 import random
@@ -21,6 +22,7 @@ from stoker.packages import optional
 from stoker.workload.blocks import compose, cut, describe, parse_part, run, split
 
 PART = "last:25%"
+WARMUP_ROUNDS, MOST_ROUNDS = 2, 100
 UNITS = ("blocks", "layers", "parameters", "time")
 Case = tuple[Callable[[], torch.nn.Module], Callable[[], Any]]
 
@@ -66,8 +68,8 @@ def cases() -> dict[str, Case]:
     return found
 
 
-def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
-    """Seconds of each way to run a model, in turns."""
+def measure(name: str, case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    """Seconds of each way to run a model, in turns: `rounds` of them, or as many as `seconds` give, up to a hundred."""
     torch.manual_seed(0)
     model, inputs = case[0]().eval(), case[1]()
     blocks = split(model, inputs)
@@ -81,7 +83,12 @@ def measure(name: str, case: Case, rounds: int) -> dict[str, Any]:
         "composed": lambda: call(whole, inputs),
         "part": lambda: run(last, stored),
     }
-    rows = [turn(ways, number) for number in range(rounds + 1)][1:]
+    for number in range(WARMUP_ROUNDS):
+        turn(ways, number)
+    rows: list[dict[str, float]] = []
+    began = perf_counter()
+    while len(rows) < rounds or (perf_counter() - began < seconds and len(rows) < MOST_ROUNDS):
+        rows.append(turn(ways, len(rows)))
     return {
         "model": name,
         "items": next(iter(inputs.values())).shape[0] if isinstance(inputs, dict) else inputs.shape[0],
@@ -116,25 +123,38 @@ def ratio(row: dict[str, Any], way: str) -> str:
     return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
 
+def least(row: dict[str, Any], way: str) -> str:
+    """The shortest run of a way against the shortest of the model."""
+    shortest = {name: min(each[f"{name}_cpu_s"] for each in row["rounds"]) for name in (way, "model")}
+    return f"{shortest[way] / shortest['model']:.3f}"
+
+
+def line(*cells: Any) -> str:
+    return "  ".join(
+        f"{cell!s:{width}}" for cell, width in zip(cells, (27, 6, 19, 5, 19, 43, 19), strict=True)
+    ).rstrip()
+
+
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=40)
     parser.add_argument("--models", default="", help="some of the models, separated by commas; all without it")
     options = parser.parse_args()
     torch.set_num_threads(1)
     chosen = {name: case for name, case in cases().items() if not options.models or name in options.models.split(",")}
-    say(f"{'model':28} {'blocks':>6}  {'composed':21}  {'again':21}  {PART + ' begins with':44} {PART + ' / full':21}")
+    say(line("model", "blocks", "composed", "least", "again", f"{PART} begins with", f"{PART} / full"))
     rows = []
     with torch.inference_mode():
         for name, case in chosen.items():
-            row = measure(name, case, options.rounds)
+            row = measure(name, case, options.rounds, options.seconds)
             rows.append(row)
             begin = row["begins"]["blocks"]
             place = (
                 f"{begin} {row['blocks'][begin]}" if row["whole_reason"] is None else f"whole: {row['whole_reason']}"
             )
             composed, again, quarter = (ratio(row, way) for way in ("composed", "again", "part"))
-            say(f"{name:28} {len(row['blocks']):6}  {composed:21}  {again:21}  {place:44} {quarter:21}")
+            say(line(name, len(row["blocks"]), composed, least(row, "composed"), again, place, quarter))
     if not options.models:
         write(options.output, "parts", rows)
 
