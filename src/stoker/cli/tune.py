@@ -54,6 +54,7 @@ def tune(
     """What to set: the batch size and the workers that finish soonest, predicted and then measured."""
     from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
     from stoker.integrations.reports import plan_page
+    from stoker.machine import inspect
     from stoker.records import InterruptedTune, Probes, Run, Trial, WorkloadSpec
     from stoker.report import documents
     from stoker.report.progress import Show
@@ -108,4 +109,4 @@ def tune(
                 documents.save(documents.document_of(rescued), save)
             raise
     deliver(documents.plan_document(plan), plan_view(plan), json=json, save=save)
-    report_to(report, lambda: plan_page(plan, probes))
+    report_to(report, lambda: plan_page(plan, probes, inspect()))
