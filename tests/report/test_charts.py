@@ -68,7 +68,7 @@ def test_charts_have_rows_a_text_and_a_finding(figure: Figure) -> None:
     assert figure.title in figure.alt
 
 
-CELLS = [
+CELLS: list[dict[str, Any]] = [
     {"batch_size": 8, "num_workers": 1, "seconds": 2.0, "regret": 1.0, "outcome": "done"},
     {"batch_size": 8, "num_workers": 2, "seconds": 1.0, "regret": 0.0, "outcome": "done"},
     {"batch_size": 16, "num_workers": 1, "seconds": None, "regret": None, "outcome": "oom"},
@@ -93,7 +93,7 @@ def test_without_failures_there_are_no_signs() -> None:
 def test_names_do_not_depend_on_what_was_drawn_before() -> None:
     first = [charts.heat_map(CELLS), charts.lines(CELLS[:2], x="num_workers", x_title="workers", y_title="time")]
     for _ in range(3):
-        charts.timeline([{"lane": "loop", "does": "wait", "batch": 0, "begin_s": 0.0, "end_s": 1.0}])
+        charts.timeline([{"lane": "loop", "does": "wait", "batch": 0, "begin_s": 0.0, "end_s": 1.0, "turn": 0}])
     again = [charts.heat_map(CELLS), charts.lines(CELLS[:2], x="num_workers", x_title="workers", y_title="time")]
     assert json.dumps(first) == json.dumps(again)
 

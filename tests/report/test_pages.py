@@ -5,6 +5,8 @@ import polars as pl
 import pytest
 
 from stoker.analysis import published
+from stoker.integrations.reports import plan_page as plan_page_with
+from stoker.integrations.reports import published_beside
 from stoker.records import InterruptedTune, Machine, Problem, Stalls
 from stoker.report.html import Page
 from stoker.report.pages import (
@@ -155,6 +157,22 @@ def test_a_plan_shows_predicted_measured_and_ruled_out_settings() -> None:
     outcomes = [row["outcome"] for row in page.figures[0].rows]
     assert outcomes.count("ruled out") == len(plan.ruled_out)
     assert sum(row["measured_s"] is not None for row in page.figures[0].rows) == len(plan.candidates)
+
+
+def test_a_plan_with_its_probes_has_every_prediction() -> None:
+    plan, found = a_plan(), probes()
+    rows_ = plan_page_with(plan, found).figures[0].rows
+    alone = plan_page(plan).figures[0].rows
+    assert len(rows_) > len(alone)
+    assert sum(row["outcome"] == "ruled out" for row in rows_) == len(plan.ruled_out)
+
+
+def test_a_preset_stands_beside_what_was_published() -> None:
+    small = [{**row, "workload": "resnet18", "mode": "infer"} for row in rows(("a",))]
+    frame = pl.DataFrame([{**row, "batch_size": row["batch_size"] * 4} for row in small], infer_schema_length=None)
+    names = [each.name for each in published_beside("batch-and-workers-small", frame)]
+    assert names == ["the published batch-and-workers"]
+    assert published_beside("my-grid", frame) == []
 
 
 def test_a_limit_shows_its_line_and_its_budget() -> None:

@@ -25,17 +25,16 @@ RULES = SeriesRules()
 
 def timeline_rows(trial: Trial, *, rules: SeriesRules = RULES) -> Rows:
     """A bar for each batch in its worker, and below for each wait and each step of the loop: lane, does, batch,
-    begin_s, end_s. Of a long run the first batches."""
+    begin_s, end_s. Of a long run the first batches. `turn` alternates, so that neighbours can be told apart."""
     log, line = trial.workers, trial.timeline
     rows: Rows = []
     count = min(rules.batches, len(line.got_s))
-    if trial.setting.num_workers:
-        lanes = sorted(set(log.worker))
-        for number in lanes:
-            for batch, worker in enumerate(log.worker[:count]):
-                if worker == number:
-                    name = f"worker {lanes.index(number) + 1}"
-                    rows.append(_bar(name, "load", batch, log.began_s[batch], log.ended_s[batch]))
+    lanes = sorted(set(log.worker)) if trial.setting.num_workers else []
+    for lane, number in enumerate(lanes, start=1):
+        own = [batch for batch, worker in enumerate(log.worker[:count]) if worker == number]
+        for place, batch in enumerate(own):
+            bar = _bar(f"worker {lane}", "load", batch, log.began_s[batch], log.ended_s[batch])
+            rows.append({**bar, "turn": place % 2})
     if line.asked_s and line.asked_s[0] > 0:
         rows.append(_bar("loop", "start", 0, 0.0, line.asked_s[0]))
     for batch in range(count):
@@ -46,7 +45,7 @@ def timeline_rows(trial: Trial, *, rules: SeriesRules = RULES) -> Rows:
 
 
 def _bar(lane: str, does: str, batch: int, begin_s: float, end_s: float) -> dict[str, Any]:
-    return {"lane": lane, "does": does, "batch": batch, "begin_s": begin_s, "end_s": end_s}
+    return {"lane": lane, "does": does, "batch": batch, "begin_s": begin_s, "end_s": end_s, "turn": 0}
 
 
 def wait_rows(trial: Trial, *, rules: SeriesRules = RULES) -> Rows:

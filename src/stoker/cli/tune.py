@@ -90,6 +90,7 @@ def tune(
     """Find the batch size and worker count that finish soonest. Predicts all settings, then runs the best few."""
     from stoker.events import AnyEvent, ProbeDone, ProbesReady, RunEnded
     from stoker.integrations.reports import plan_page
+    from stoker.machine import inspect
     from stoker.records import InterruptedTune, Probes, Run, Trial, WorkloadSpec
     from stoker.report import documents
     from stoker.report.progress import Show
@@ -149,4 +150,4 @@ def tune(
                 documents.save(documents.document_of(rescued), save)
             raise
     deliver(documents.plan_document(plan), plan_view(plan), json=json, save=save)
-    report_to(report, lambda: plan_page(plan, probes))
+    report_to(report, lambda: plan_page(plan, probes, inspect()))

@@ -81,12 +81,12 @@ def _trial_page(trial: Trial) -> Page:
     return trial_page(trial, verdict(trial), advise(trial))
 
 
-def plan_page(plan: Plan, probes: Probes | None = None) -> Page:
+def plan_page(plan: Plan, probes: Probes | None = None, machine: Machine | None = None) -> Page:
     """The page of a plan. With the probes that it was made from, it shows the prediction of every setting."""
     from stoker.report import pages
 
     found = _landscape(probes, plan.objective.items, plan.objective.epochs) if probes else []
-    return pages.plan_page(plan, landscape=found)
+    return pages.plan_page(plan, landscape=found, machine=machine)
 
 
 def probes_page(probes: Probes, asked: Prediction | None = None) -> Page:
@@ -180,7 +180,7 @@ def study_page(
     samples: list[Trial] = []
     if study.grid.kind == "profile" and reload_s is None and {"workload", "outcome"} <= set(frame.columns):
         samples = _samples(study, sample_keys(frame))
-    others = _published_beside(study, frame) if against is None else against
+    others = published_beside(study.name, frame) if against is None else against
     return build(frame, about, against=others, samples=samples, reload_s=reload_s)
 
 
@@ -211,11 +211,11 @@ def _others(against: str | None, db: Path) -> list["Against"] | None:
     return [Against(name=against, frame=other.trials(), about=f"The store has trials of these machines: {machines}.")]
 
 
-def _published_beside(study: Study, frame: "pl.DataFrame") -> list["Against"]:
-    """The published figures of a preset, where it has settings in common with them."""
+def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
+    """The published figures of the preset of this name, where the trials have settings in common with them."""
     from stoker.analysis.overview import compared_rows
 
-    name = study.name.removesuffix("-small")
+    name = study.removesuffix("-small")
     if name not in _TABLES or not frame.height or "workload" not in frame.columns:
         return []
     found = _published(name)

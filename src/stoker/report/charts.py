@@ -379,7 +379,7 @@ def timeline(rows: Rows) -> Spec:
             x2="end_s:Q",
             y=alt.Y("lane:N", sort=_order(rows, "lane"), title=None),
             color=alt.Color("does:N", scale=scale, title=None),
-            opacity=alt.condition("datum.batch % 2 == 0", alt.value(1), alt.value(0.72)),
+            opacity=alt.condition("datum.turn === 0", alt.value(1), alt.value(0.68)),
             tooltip=[
                 alt.Tooltip("lane:N", title="who"),
                 alt.Tooltip("does:N"),
