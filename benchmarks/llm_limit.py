@@ -48,8 +48,10 @@ def make(size: str, lora: bool) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=128256, num_key_value_heads=8, use_cache=False, **SIZES[size])
-    model: Any = LlamaForCausalLM(config).to(torch.bfloat16)
+    make_config: Any = LlamaConfig
+    config = make_config(vocab_size=128256, num_key_value_heads=8, use_cache=False, **SIZES[size])
+    model: Any = LlamaForCausalLM(config)
+    model = model.to(torch.bfloat16)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if not lora:
         return model

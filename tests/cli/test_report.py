@@ -140,7 +140,7 @@ def test_a_live_page_is_written_at_most_once_a_minute(store: Path, tmp_path: Pat
     written = []
     for now in (0.0, 30.0, 59.0, 61.0, 90.0, 125.0):
         path.unlink(missing_ok=True)
-        live.update(Progress(done=2, of=4, running=None, left_s=5.0))
+        live.update(Progress(done=2, of=4, running=(), left_s=5.0))
         if path.exists():
             written.append(now)
             assert 'http-equiv="refresh" content="60"' in path.read_text()

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import running
 
 from stoker.errors import InputError
 from stoker.integrations import launch
+from tests.integrations import running
 
 ECHO = running.script("echo.py")
 

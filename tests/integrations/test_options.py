@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import running
+
+from tests.integrations import running
 
 PLAIN = running.script("plain.py")
 

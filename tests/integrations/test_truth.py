@@ -4,7 +4,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-import running
+
+from tests.integrations import running
 
 _NEAR, _SHORT_S = 0.03, 0.0004
 """Both clocks read the same moments, a few microseconds apart: medians differ by less than this."""
@@ -31,7 +32,7 @@ def test_wait_step_and_item_are_those_of_the_script(tmp_path: Path) -> None:
         assert {fetch.bytes for fetch in loader.fetches} == {4 * 8}
         assert loader.trains
         assert all(step.updates == 1 for step in loader.steps[:-1])
-        workers = set(range(loader.arguments["num_workers"])) or {None}
+        workers: set[int | None] = set(range(loader.arguments["num_workers"])) or {None}
         assert {fetch.worker for fetch in loader.fetches} == workers
 
 

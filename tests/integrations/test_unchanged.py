@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-import running
+from tests.integrations import running
 
 
 def _comparable(errors: str) -> str:

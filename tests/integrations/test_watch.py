@@ -39,7 +39,7 @@ def _train(loader: Any) -> list[float]:
     for x, y in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(net(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -135,7 +135,7 @@ def test_a_loop_that_is_left_or_fails_is_over() -> None:
     for _ in watched:
         break
     assert len(watched.log.processes[0].loaders[0].steps) == 1
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012
         for _ in watched:
             raise ZeroDivisionError
     assert len(watched.log.processes[0].loaders[0].steps) == 1

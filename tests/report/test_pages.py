@@ -187,7 +187,7 @@ def test_predictions_have_a_map() -> None:
     from stoker.forecast.predictor import Predictor, items_of, landscape
 
     found = probes()
-    cells = landscape(Predictor(found), found, items_of(found))
+    cells = landscape(Predictor(found), items_of(found))
     page = prediction_page(found, cells, cells[0])
     assert [card.about for card in page.cards] == ["this setting", "least predicted time", "gain"]
     assert len(page.figures[0].rows) == len(cells)

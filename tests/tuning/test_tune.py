@@ -453,6 +453,11 @@ def test_start_methods_and_threads_are_tuned_where_asked() -> None:
     with pytest.raises(InputError, match="--worker-threads 3"):
         predict(probes, Setting(num_workers=1, worker_threads=3))
     assert all(each.problem is None for each in found.verified)
-    for options in ({"start_methods": ("thread",)}, {"worker_threads": (0,)}, {"batch_size": "most"}):
+    wrong: tuple[dict[str, Any], ...] = (
+        {"start_methods": ("thread",)},
+        {"worker_threads": (0,)},
+        {"batch_size": "most"},
+    )
+    for options in wrong:
         with pytest.raises(InputError):
-            TuneRequest(**options)  # type: ignore[arg-type]
+            TuneRequest(**options)
