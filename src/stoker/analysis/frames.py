@@ -243,11 +243,15 @@ def latest(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 def current(frame: pl.DataFrame, by: Sequence[str] = ()) -> tuple[pl.DataFrame, Roles]:
     """The trials that count, and the roles of their columns; what every analysis begins with."""
     trials = normalised(frame)
+    _check_by(trials, by)
+    trials = latest(trials, by)
+    return trials, roles_of(trials, by)
+
+
+def _check_by(trials: pl.DataFrame, by: Sequence[str]) -> None:
     for name in by:
         if name not in trials.columns:
             raise InputError(f"the trials have no column {name}" + _nearest(name, trials.columns))
-    trials = latest(trials, by)
-    return trials, roles_of(trials, by)
 
 
 def roles_of(frame: pl.DataFrame, by: Sequence[str] = ()) -> Roles:
@@ -272,6 +276,7 @@ def comparable(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> tuple[pl.DataF
     without that number have none.
     """
     trials = normalised(frame)
+    _check_by(trials, by)
     if "run_items" not in trials.columns:
         return trials, False
     part = roles_of(trials, by).subject

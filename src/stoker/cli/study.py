@@ -81,7 +81,7 @@ def run_study(
     writable(report, "--report")
     live = LiveReport(found, report) if report else None
     with Show(quiet=quiet) as progress:
-        reporter = _Reporter(found.grid, progress, prints_lines=events, quiet=quiet)
+        reporter = _Reporter(found, progress, prints_lines=events, quiet=quiet)
 
         def on_progress(at: Any) -> None:
             if live is not None:
@@ -120,9 +120,9 @@ def run_study(
 class _Reporter:
     """Passes on what a driver reports: lines on stdout for programs, progress on stderr for people."""
 
-    def __init__(self, grid: Any, show: Any, *, prints_lines: bool, quiet: bool) -> None:
-        self._cells = {key: asked.values for key, asked in grid.tasks().items()}
-        self._axes, self._show = tuple(grid.axis_names), show
+    def __init__(self, study: Any, show: Any, *, prints_lines: bool, quiet: bool) -> None:
+        self._cells = {key: asked.values for key, asked in study.tasks.items()}
+        self._axes, self._show = tuple(study.grid.axis_names), show
         self._prints_lines, self._quiet = prints_lines, quiet
         self.changed: Any = None
 

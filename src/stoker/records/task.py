@@ -1,6 +1,7 @@
 """What is asked of a run: a workload, a setting, an extent."""
 
 import json
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -153,10 +154,17 @@ def _identity(spec: WorkloadSpec) -> dict[str, Any]:
 def _without_defaults(record: msgspec.Struct) -> dict[str, Any]:
     """The fields that differ from their defaults, records inside records likewise."""
     found: dict[str, Any] = {}
-    for each in msgspec.structs.fields(record):
-        value = getattr(record, each.name)
-        default = each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory()
-        if value == default:
-            continue
-        found[each.name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
+    for name, default in _defaults(type(record)):
+        value = getattr(record, name)
+        if value != default:
+            found[name] = _without_defaults(value) if isinstance(value, msgspec.Struct) else value
     return found
+
+
+@cache
+def _defaults(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Every field of a record with its default: to look them up costs more than all the rest of a key."""
+    return [
+        (each.name, each.default if each.default_factory is msgspec.NODEFAULT else each.default_factory())
+        for each in msgspec.structs.fields(kind)
+    ]

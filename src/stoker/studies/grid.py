@@ -33,7 +33,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import field
@@ -42,8 +42,6 @@ from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
 from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SETTING, Kind, Value, checked, nearest
 from stoker.units import parse_seconds
-
-R = TypeVar("R", bound=Record)
 
 _TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
 _LONGEST_NAME = 100
@@ -127,12 +125,14 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     if "device" in cell:
         common["device"] = cell["device"]
     if kind == "profile":
-        return _converted(Task, **common, setting=_setting(cell), extent=_extent(cell))
-    setting = {name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell}
+        return Task(**common, setting=_setting(cell), extent=_extent(cell))
+    setting: dict[str, Any] = {
+        name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell
+    }
     options = {name: value for name, value in cell.items() if name not in (*COMMON, *LABELS, *setting)}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
-    return _converted(Task, **common, setting=_converted(Setting, **setting), options=options)
+    return Task(**common, setting=Setting(**setting), options=options)
 
 
 def _setting(cell: Mapping[str, Value]) -> Setting:
@@ -140,7 +140,7 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
         for name in _NEEDS_WORKERS:
             values.pop(name, None)
-    return _converted(Setting, **values)
+    return Setting(**values)
 
 
 def _extent(cell: Mapping[str, Value]) -> Extent:
@@ -149,27 +149,7 @@ def _extent(cell: Mapping[str, Value]) -> Extent:
         values |= {"batches": None, "warmup": values.get("warmup", 0)}
     elif "epochs" in values and "batches" not in values:
         values["batches"] = None
-    return _converted(Extent, **values)
-
-
-def _converted(record: type[R], **values: Any) -> R:
-    """The record, its types checked as if it came from a file."""
-    try:
-        return msgspec.convert(
-            {name: msgspec.to_builtins(value) for name, value in values.items()}, type=record, strict=True
-        )
-    except msgspec.ValidationError as error:
-        raise InputError(_plain(str(error))) from None
-
-
-def _plain(message: str) -> str:
-    """msgspec's sentence, with the field's name in front."""
-    found = re.fullmatch(r"(.*) - at `\$\.?(.*)`", message)
-    if not found:
-        return message[0].lower() + message[1:]
-    what, where = found.groups()
-    name = where.rpartition(".")[2]
-    return f"{name.replace('_', ' ')}: {what[0].lower()}{what[1:]}"
+    return Extent(**values)
 
 
 def _text(cell: Mapping[str, Value], name: str) -> str | None:

@@ -1,6 +1,7 @@
 """A study: a grid or a preset, its store, its runs and its tables."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from stoker.records import Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
 from stoker.studies.fingerprint import label
-from stoker.studies.grid import Grid, grid_from, parse_only, read_grid, selected
+from stoker.studies.grid import Asked, Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
 from stoker.studies.store import Slot, Store, TrialRow
 from stoker.units import format_count
@@ -109,6 +110,11 @@ class Study:
         self.grid, self.store_path, self.source = grid, store, source
         self.name = grid.name
 
+    @cached_property
+    def tasks(self) -> dict[str, Asked]:
+        """What the grid asks for, by key."""
+        return self.grid.tasks()
+
     def __repr__(self) -> str:
         return f"Study({self.name!r}, {str(self.store_path)!r})"
 
@@ -137,7 +143,7 @@ class Study:
         with Store(self.store_path) as store:
             store.check()
             change = self._changed(store)
-            tasks = {key: (asked.task, asked.values) for key, asked in self.grid.tasks().items()}
+            tasks = {key: (asked.task, asked.values) for key, asked in self.tasks.items()}
             store.add_study(self.name, self.grid, self.source, tasks)
             if on_change is not None:
                 on_change(change)
@@ -160,7 +166,7 @@ class Study:
     def selected(self, only: Sequence[str] = ()) -> dict[str, Task]:
         """The grid's tasks by key; with `only`, those whose values match."""
         wanted = parse_only(only, self.grid)
-        return {key: asked.task for key, asked in self.grid.tasks().items() if selected(asked.values, wanted)}
+        return {key: asked.task for key, asked in self.tasks.items() if selected(asked.values, wanted)}
 
     def forecast(
         self, *, executor: Executor | None = None, only: Sequence[str] = (), repeats: int | None = None
@@ -171,9 +177,9 @@ class Study:
         wanted = self.selected(only)
         self._repeat(repeats)
         slots = len(wanted) * self.grid.repeats
-        cells = tuple(asked.values for key, asked in self.grid.tasks().items() if key in wanted)
+        cells = tuple(asked.values for key, asked in self.tasks.items() if key in wanted)
         if not self.store_path.exists():
-            change = Change(new=len(self.grid.tasks()), gone=0, same=0, first=True)
+            change = Change(new=len(self.tasks), gone=0, same=0, first=True)
             return Forecast(tasks=len(wanted), slots=slots, done=0, left_s=None, cells=cells, change=change)
         with Store(self.store_path, create=False) as store:
             change = self._changed(store)
@@ -189,7 +195,7 @@ class Study:
     def _changed(self, store: Store) -> Change:
         """How this grid differs from the stored one. A study of another kind under the same name is refused."""
         before = store.study(self.name)
-        now = {key: asked.values for key, asked in self.grid.tasks().items()}
+        now = {key: asked.values for key, asked in self.tasks.items()}
         if before is None:
             return Change(new=len(now), gone=0, same=0, first=True)
         if before["source"] == "import":

@@ -40,6 +40,7 @@ def describe() -> list[dict[str, Any]]:
         }
         for scale, grid in grids.items():
             shape = {part: grid.about[part] for part in ABOUT[1:]}
-            row[scale] = {"tasks": len(grid.tasks()), "runs": len(grid.tasks()) * grid.repeats, **shape}
+            tasks = len(grid.tasks())
+            row[scale] = {"tasks": tasks, "runs": tasks * grid.repeats, **shape}
         rows.append(row)
     return rows
