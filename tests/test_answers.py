@@ -47,7 +47,11 @@ def test_as_many_answers_are_recorded_as_should_be() -> None:
     assert len(TRACED) == 36
     assert sum(len(settings) for settings in stored("predictions").values()) == 60
     assert len(stored("verdicts")) == 5
-    assert {verdict["verdict"]["bottleneck"] for verdict in stored("verdicts").values()} >= {"forward", "backward"}
+    assert {verdict["verdict"]["bottleneck"] for verdict in stored("verdicts").values()} >= {
+        "backward",
+        "pin",
+        "transform",
+    }
     assert len(stored("machines")) == 8
 
 

@@ -98,7 +98,7 @@ def test_steady_state_leaves_out_each_epochs_warm_up() -> None:
 def paced(waits: list[float], step: float, *, workers: int = 2, **stages: float) -> Trial:
     """As many steady batches as there are waits, after one of warm-up."""
     count = len(waits) + 1
-    rows = {name: [seconds] * count for name, seconds in stages.items()}
+    rows: dict[str, Any] = {name: [seconds] * count for name, seconds in stages.items()}
     found = trial(workers=workers, wait=[0.0, *waits], forward=[step] * count, **rows)
     return replace(
         found, items=10 * count, timeline=Timeline(items=(10,) * count, batches=(count,)), extent=Extent(warmup=1)
