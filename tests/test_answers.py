@@ -48,8 +48,8 @@ def test_as_many_answers_are_recorded_as_should_be() -> None:
     assert sum(len(settings) for settings in stored("predictions").values()) == 60
     assert len(stored("verdicts")) == 5
     assert {verdict["verdict"]["bottleneck"] for verdict in stored("verdicts").values()} >= {
-        "pin",
         "backward",
+        "pin",
         "transform",
     }
     assert len(stored("machines")) == 8

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import stoker
 from stoker.errors import InputError
-from stoker.forecast.predictor import Predictor, landscape, parse_faster
+from stoker.forecast.predictor import Predictor, landscape, parse_faster, predict
 from stoker.forecast.probe import probe, prober
 from stoker.forecast.probes import facts_of, read
 from stoker.measure.malloc import ENVIRONMENT, MallocSetting, can_keep_memory
@@ -212,3 +213,18 @@ def test_a_size_beyond_the_usual_is_probed_where_it_fits(name: str, budget_s: fl
         assert {run.kind for run in found.runs if run.batch_size == 32} == {"step", "load"}
         assert len(found.runs) > len(known[0].runs)
         assert not found.ran_out
+
+
+def test_start_methods_and_threads_are_probed_and_predicted_where_asked() -> None:
+    options: dict[str, Any] = {"start_methods": ("spawn",), "worker_threads": (2,), "budget_s": 120}
+    found = probe(f"{HERE}:plain", batch_sizes=(2, 4), device="sleep:1ms", mode="infer", **options)
+    assert [run.start_method for run in found.of("started")] == ["spawn"]
+    assert {run.worker_threads for run in found.of("threaded")} == {2}
+    usual = Setting(batch_size=4, num_workers=1)
+    spawned = replace(usual, multiprocessing_context="spawn")
+    assert predict(found, spawned, items=64).first_batch_s > predict(found, usual, items=64).first_batch_s
+    assert predict(found, replace(usual, worker_threads=2), items=64).total_s > 0
+    with pytest.raises(InputError, match="--start-methods forkserver"):
+        predict(found, replace(usual, multiprocessing_context="forkserver"))
+    with pytest.raises(InputError, match="--worker-threads 3"):
+        predict(found, replace(usual, worker_threads=3))

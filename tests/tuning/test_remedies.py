@@ -123,8 +123,7 @@ def test_a_second_size_says_whether_smaller_batches_are_slower() -> None:
     assert remedy.changes == {"batch_size": 64}
     assert remedy.kind == "setting"
     assert remedy.after_s < 0.8 * remedy.before_s
-    training: dict[str, Any] = {"subject": {"mode": "train"}}
-    [said] = named(advise(trial(**training), trial(batch=64, **training)), "batch")
+    [said] = named(advise(trial(subject={"mode": "train"}), trial(batch=64, subject={"mode": "train"})), "batch")
     assert "5 updates an epoch in place of 20" in said.change
 
 

@@ -165,3 +165,29 @@ def test_batch_sizes_stay_within_what_was_asked() -> None:
     assert Space(request=TuneRequest()).batch_sizes(None, 3) == [1, 2, 3]
     assert Space(request=TuneRequest()).batch_sizes(5, None) == [1, 2, 4, 5]
     assert 48 in Space(request=TuneRequest(current=Setting(batch_size=48))).batch_sizes(None, None)
+
+
+def test_start_methods_and_threads_are_considered_where_they_were_probed(probed: Probes) -> None:
+    spawned = replace(run(1, 0.001), kind="started", start_method="spawn")
+    threaded = replace(run(1, 0.0005), kind="threaded", worker_threads=2)
+    probed = replace(probed, runs=(*probed.runs, spawned, threaded))
+    request = TuneRequest(batch_size=4, start_methods=("spawn", "forkserver"), worker_threads=(2, 3))
+    found, _ = considered(probed, request)
+    kinds = {(each.setting.multiprocessing_context, each.setting.worker_threads) for each in found}
+    assert kinds == {(None, None), ("spawn", None), (None, 2), ("spawn", 2)}
+    plain, _ = considered(probed, TuneRequest(batch_size=4))
+    assert {each.setting.multiprocessing_context for each in plain} == {None}
+
+
+def test_sizes_beside_the_one_that_training_keeps_are_predicted_and_never_chosen(probed: Probes) -> None:
+    request = TuneRequest(current=Setting(batch_size=16))
+    space = Space.of(request, "train")
+    assert space.probe_sizes(None) == [8, 16, 64]
+    assert space.probe_sizes(20) == [8, 16]
+    bounds = bounds_of(probed.machine)
+    found, out = candidates_of(space, Setting(), Predictor(probed), Objective(items=500), bounds)
+    assert {each.setting.batch_size for each in found if each.asked_for} == {16}
+    assert {each.setting.batch_size for each in found if not each.asked_for} == {8, 32, 64}
+    assert {each.batch_size for each in out} <= {16}
+    assert Space.of(request, "infer").kept is None
+    assert Space.of(replace(request, planner="grid"), "train").other_sizes(None) == []
