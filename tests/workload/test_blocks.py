@@ -338,8 +338,10 @@ def test_blocks_from_a_function_of_the_users_own() -> None:
 def test_the_attention_mask_is_carried_along(name: str) -> None:
     model, blocks = model_of(name), blocks_of(name)
     state = run(blocks[:2], texts())
-    assert set(state) == {"hidden_states", "attention_mask"}
-    without = {"hidden_states": state["hidden_states"]}
+    (hidden, values), (_, mask) = state.items()
+    assert values.shape == (4, 12, 32)
+    assert mask.shape[0] == 4
+    without = {hidden: values}
     assert bits(run(blocks[2:], without)) != bits(model(**texts()))
 
     for inputs in (texts(padded=False), texts(6), {"input_ids": texts()["input_ids"]}):
