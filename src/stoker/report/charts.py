@@ -408,12 +408,13 @@ def bars_in_order(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, fac
     scale = alt.Scale(domain=[min(values, default=0) - 0.6 * step, max(values, default=0) + 0.6 * step], nice=False)
     chart = (
         alt.Chart()
-        .transform_calculate(_begin=f"datum.{x} - {0.4 * step}", _end=f"datum.{x} + {0.4 * step}")
-        .mark_bar(color=CATEGORIES[5])
+        .transform_calculate(_begin=f"datum.{x} - {0.4 * step}", _end=f"datum.{x} + {0.4 * step}", _zero="0")
+        .mark_rect(color=CATEGORIES[5])
         .encode(
             x=alt.X("_begin:Q", title=x_title, axis=alt.Axis(tickMinStep=1, format="d"), scale=scale),
             x2="_end:Q",
             y=alt.Y(f"{y}:Q", title=y_title, axis=_axis("s"), scale=alt.Scale(zero=True)),
+            y2="_zero:Q",
             tooltip=tips,
         )
     )

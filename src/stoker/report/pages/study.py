@@ -318,7 +318,7 @@ def _axes(found: Overview) -> Section:
             ("num_workers", "batch_size", "workers"),
             ("batch_size", "num_workers", "batch size"),
         ):
-            for part in _shown(found):
+            for part in _shown(found) if len(found.workloads) > 1 else []:
                 figures += _slice(found, part, axis, other, noun)
         figures += _one_workload(found)
     elif "batch_size" in found.roles.setting and found.cells["batch_size"].n_unique() > 1:
