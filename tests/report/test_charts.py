@@ -1,6 +1,7 @@
 """Specifications: every field that a chart reads is in its rows, signs are there, names are always the same."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from stoker.report import charts
 from stoker.report.html import Figure, svg
 from tests.report.samples import all_pages
 
-GENERATED = {"_begin", "_end", "place", "sign"}
+GENERATED = {"_begin", "_end", "_zero", "place", "sign"}
 
 
 def fields(part: Any) -> Iterator[str]:
@@ -115,3 +116,11 @@ def test_logarithmic_axes_have_a_few_ticks_within_the_values(low: float, high: f
     begin, end = spec["encoding"]["y"]["scale"]["domain"]
     assert 2 <= len(ticks) <= 8
     assert all(begin <= tick <= end for tick in ticks)
+
+
+def test_bars_in_order_stand_on_the_axis() -> None:
+    rows = [{"batch": 0, "wait_s": 1.0}, {"batch": 1, "wait_s": 0.5}]
+    spec = charts.bars_in_order(rows, x="batch", y="wait_s", x_title="batch", y_title="wait")
+    heights = [float(each) for each in re.findall(r"v(\d+(?:\.\d+)?)h-", svg(Figure("t", "", "a", spec, rows)))]
+    assert len(heights) >= 2
+    assert heights[-2] == pytest.approx(2 * heights[-1], rel=0.01)

@@ -239,6 +239,8 @@ def _published(name: str) -> "Against":
         f"There: {published.MACHINE}. Their images are Imagenette's; Stoker's presets have synthetic ones. "
         f"Source: {published.SOURCE}."
     )
+    if name == "max-batch":
+        about += " They tried powers of two only."
     return Against(name=f"the published {name}", frame=tables[name](), about=about)
 
 

@@ -160,7 +160,8 @@ def lines(
     if colour:
         encoding["color"] = _category(colour, title, rows)
     point = alt.OverlayMarkDef(size=34, filled=True)
-    chart = alt.Chart().mark_line(point=point, strokeWidth=1.8).encode(**encoding)
+    plain: dict[str, Any] = {} if colour else {"color": CATEGORIES[0]}
+    chart = alt.Chart().mark_line(point=point, strokeWidth=1.8, **plain).encode(**encoding)
     width, height = (170, 110) if facet else (420, 240)
     chart = chart.properties(width=width, height=height)
     return _finished(chart, rows=rows, facet=facet, columns=4, independent_y=independent_y)
@@ -177,7 +178,7 @@ def regret_bars(rows: Rows) -> Spec:
         alt.Tooltip("missing:Q", title="missing"),
     ]
     base = alt.Chart().encode(y=y, tooltip=tips)
-    title = "slower than each workload's best: mean (bar), worst (tick)"
+    title = "slower than the best: mean, worst (tick)"
     mean = base.mark_bar(color=CATEGORIES[5], height=10, cornerRadiusEnd=2).encode(
         x=alt.X("regret_mean:Q", title=title, axis=alt.Axis(format=".0%", grid=True, tickCount=6))
     )
@@ -287,7 +288,7 @@ def scatter(
         rule = base.mark_rule(color="#8c959f", strokeWidth=1.6, opacity=0.7)
         layers.append(rule.encode(x=xs, y=alt.Y("low:Q", title=y_title, **log), y2="high:Q", tooltip=tips))
     shade: Any = _category(colour, colour.replace("_", " "), rows) if colour else alt.value(CATEGORIES[0])
-    layers.append(base.mark_circle(size=52, opacity=0.8).encode(x=xs, y=ys, color=shade, tooltip=tips))
+    layers.append(base.mark_circle(size=52, opacity=0.9).encode(x=xs, y=ys, color=shade, tooltip=tips))
     return _finished(alt.layer(*layers).properties(width=430, height=340))
 
 
@@ -407,12 +408,13 @@ def bars_in_order(rows: Rows, *, x: str, y: str, x_title: str, y_title: str, fac
     scale = alt.Scale(domain=[min(values, default=0) - 0.6 * step, max(values, default=0) + 0.6 * step], nice=False)
     chart = (
         alt.Chart()
-        .transform_calculate(_begin=f"datum.{x} - {0.4 * step}", _end=f"datum.{x} + {0.4 * step}")
-        .mark_bar(color=CATEGORIES[5])
+        .transform_calculate(_begin=f"datum.{x} - {0.4 * step}", _end=f"datum.{x} + {0.4 * step}", _zero="0")
+        .mark_rect(color=CATEGORIES[5])
         .encode(
             x=alt.X("_begin:Q", title=x_title, axis=alt.Axis(tickMinStep=1, format="d"), scale=scale),
             x2="_end:Q",
             y=alt.Y(f"{y}:Q", title=y_title, axis=_axis("s"), scale=alt.Scale(zero=True)),
+            y2="_zero:Q",
             tooltip=tips,
         )
     )
@@ -544,9 +546,8 @@ def _finished(
 ) -> Spec:
     """The chart with the look that all charts share, its generated names made the same in every process."""
     if facet:
-        header = alt.Header(
-            title=None, labelFontSize=12, labelFontWeight="bold", labelLimit=220 if columns > 2 else 320, labelColor=INK
-        )
+        limit = int(chart.width) + 12
+        header = alt.Header(title=None, labelFontSize=12, labelFontWeight="bold", labelLimit=limit, labelColor=INK)
         panels = alt.Facet(f"{facet}:N", header=header, sort=None)
         chart = chart.facet(facet=panels, data=alt.NamedData(name=DATA), columns=columns, spacing=16)
         if independent_y:

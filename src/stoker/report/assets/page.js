@@ -11,13 +11,17 @@
     return Array.from({length: count}, (_, row) => Object.fromEntries(names.map((name) => [name, columns[name][row]])));
   };
 
+  // Colours of the charts that are too dark on a dark page.
+  const BRIGHTER = {"#0072b2": "#3f9fdf", "#332288": "#8f86e6", "#117733": "#3aa761", "#aa4499": "#cf72c0"};
   const legendColumns = (spec, width) =>
     Math.max(1, Math.min(8, Math.floor((width - 80) / (6.2 * (spec.usermeta?.label ?? 12) + 34))));
 
   // The specification in the page's colours. Cells keep their own text colour: they have their own background.
   const coloured = (spec, width) => {
     const ink = colour("--ink"), muted = colour("--muted"), line = colour("--line");
-    const found = JSON.parse(JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink)));
+    let text = JSON.stringify(spec).replaceAll('"#1f2328"', JSON.stringify(ink));
+    if (isDark()) for (const [dim, bright] of Object.entries(BRIGHTER)) text = text.replaceAll(dim, bright);
+    const found = JSON.parse(text);
     const config = found.config;
     Object.assign(config.axis, {labelColor: muted, titleColor: muted, tickColor: line, gridColor: line});
     Object.assign(config.legend, {labelColor: muted, titleColor: muted, columns: legendColumns(spec, width)});
@@ -35,6 +39,7 @@
       while (columns > 1 && widthOf(columns) < Math.min(wanted, Math.max(104, wanted * 0.6))) columns -= 1;
       spec.columns = columns;
       spec.spec.width = Math.max(90, Math.floor(Math.min(widthOf(columns), wanted * 1.6)));
+      spec.facet.header.labelLimit = spec.spec.width + 12;
     } else if (typeof spec.width === "number") {
       spec.width = Math.min(spec.usermeta?.cells ? spec.width + 70 : Math.max(spec.width + 120, 560), available - 2);
       spec.autosize = {type: "fit-x", contains: "padding"};

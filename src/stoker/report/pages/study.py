@@ -98,7 +98,7 @@ def _running(about: StudyAbout, reload_s: int | None) -> list[str]:
 def _subtitle(found: Overview, about: StudyAbout) -> str:
     counts = found.outcomes()
     parts = [
-        f"{sum(count for name, count in counts.items() if name != 'missing'):,} runs",
+        counted(sum(count for name, count in counts.items() if name != "missing"), "run"),
         counted(len(found.workloads), "workload"),
         *([f"{counted(len(found.parts), 'part')} by {found.part_title}"] if len(found.parts) > 1 else []),
     ]
@@ -157,7 +157,9 @@ def _cards(found: Overview, about: StudyAbout) -> list[Card]:
         for row in found.best_rows()[: RULES.parts]:
             slowest = max((each["regret"] or 0.0 for each in found.heat_rows(row["part"])), default=0.0)
             about_it = row["part"] or row["workload"]
-            detail = f"{format_seconds(row['seconds'])}; the slowest setting takes {times(slowest + 1)} as long"
+            detail = format_seconds(row["seconds"])
+            if slowest > 0:
+                detail += f"; the slowest setting takes {times(slowest + 1)} as long"
             cards.append(Card(about=about_it, answer=capital(row["setting"]), detail=detail))
         return cards
     for row in found.one_rows()[: RULES.parts]:
@@ -290,9 +292,7 @@ def _top(found: Overview, part: str) -> list[Figure]:
     first, of = rows[0], len(found.workloads)
     title = f"{capital(first['setting'])}{_on(part)} is among the three fastest for {first['count']} of {of} workloads"
     shown = rows[: RULES.settings]
-    draw = partial(
-        charts.bars, label="setting", value="count", title="workloads with it among their three fastest", unit="n"
-    )
+    draw = partial(charts.bars, label="setting", value="count", title="workloads", unit="n")
     note = f"Of {len(rows)} settings that are among the three fastest of some workload, the first {len(shown)}."
     return [figure(title, shown, draw, note=note, alt="Bars of top-three counts", half=True)]
 
@@ -318,7 +318,7 @@ def _axes(found: Overview) -> Section:
             ("num_workers", "batch_size", "workers"),
             ("batch_size", "num_workers", "batch size"),
         ):
-            for part in _shown(found):
+            for part in _shown(found) if len(found.workloads) > 1 else []:
                 figures += _slice(found, part, axis, other, noun)
         figures += _one_workload(found)
     elif "batch_size" in found.roles.setting and found.cells["batch_size"].n_unique() > 1:
