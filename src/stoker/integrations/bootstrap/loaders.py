@@ -142,8 +142,8 @@ class Loaders:
         return changed
 
     def _over(self, dataset: Any) -> Loader | None:
-        """An earlier loader over the same dataset object."""
-        for reference, _ in list(self._made.values()):
+        """The last loader that was made over the same dataset object."""
+        for reference, _ in reversed(list(self._made.values())):
             loader = reference()
             if loader is not None and vars(loader).get("dataset") is dataset:
                 return self.of(loader)
