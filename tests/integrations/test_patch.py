@@ -80,7 +80,7 @@ class Example(Base):
 
 def fail(value: int) -> float:
     things = [value]
-    return sum(1 / each for each in things)  # a comment that stays
+    return sum(1 / each for each in things)
 
 
 def closure(factor: int) -> Callable[[int], int]:
@@ -134,9 +134,7 @@ def test_a_change_can_be_made_and_taken_back_again_and_again(constants: bool) ->
         assert set(Example.each.__globals__) == names
         assert Example(1).each([1, 2]) == 3
         hook.calls.clear()
-        each: Any = Example.each
-        change = Patch(each, patch.span(hook), constants=constants)
-        assert change.apply()
+        change = _patched(Example.each, patch.span(hook), constants=constants)
         Example(1).each([])
         assert hook.calls == [("enter",), "leave"]
     change.undo(thoroughly=True)
@@ -173,7 +171,6 @@ def test_errors_print_as_before(edit: Any, constants: bool) -> None:
     change = _patched(fail, edit(Hook()), constants=constants)
     try:
         assert _printed() == before
-        assert "comment that stays" not in before
         assert "1 / each" in before
     finally:
         change.undo(thoroughly=True)
@@ -192,8 +189,8 @@ def test_calls_are_timed_without_their_arguments() -> None:
     hooks = {"str": outer, "text.upper": inner}
     change = _patched(Example.shout, patch.calls(lambda node: hooks.get(patch.written(node.func))))
     order: list[str] = []
-    vars(outer)["enter"] = lambda: order.append("outer begins")
-    vars(inner)["leave"] = lambda: order.append("inner ends")
+    setattr(outer, "enter", lambda: order.append("outer begins"))  # noqa: B010 - mypy lets no method be assigned
+    setattr(inner, "leave", lambda: order.append("inner ends"))  # noqa: B010
     try:
         assert Example.shout("hi", mark="?") == "HI?"
         assert order == ["inner ends", "outer begins"]

@@ -32,8 +32,7 @@ def test_wait_step_and_item_are_those_of_the_script(tmp_path: Path) -> None:
         assert {fetch.bytes for fetch in loader.fetches} == {4 * 8}
         assert loader.trains
         assert all(step.updates == 1 for step in loader.steps[:-1])
-        workers: set[int | None] = set(range(loader.arguments["num_workers"])) or {None}
-        assert {fetch.worker for fetch in loader.fetches} == workers
+        assert {fetch.worker for fetch in loader.fetches} == set(range(loader.arguments["num_workers"]) or [None])
 
 
 def test_losses_are_bit_for_bit_those_of_the_bare_script(tmp_path: Path) -> None:

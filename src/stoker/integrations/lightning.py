@@ -5,7 +5,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from stoker.integrations.logs import RunLog
 from stoker.integrations.watch import Watch
 from stoker.packages import optional
 
@@ -17,30 +16,25 @@ class _Callback:
 
     def __init__(self, batches: int) -> None:
         self._batches = batches
-        self._watch = Watch(batches=batches)
-
-    @property
-    def log(self) -> RunLog:
-        """What was seen, once `fit` has ended."""
-        return self._watch.log
+        self.watched = Watch(batches=batches)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         if stage == "fit":
-            self._watch.start()
+            self.watched.start()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        self._watch.stop()
+        self.watched.stop()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._watch.stop()
+        self.watched.stop()
 
     def __reduce__(self) -> Any:
         return watch_callback, (self._batches,)
 
 
 def watch_callback(batches: int = 200) -> Any:
-    """A callback for the trainer of either namespace, `lightning` or `pytorch_lightning`; its `log` is what was seen.
-    Raises `MissingPackage` where neither is installed."""
+    """A callback for the trainer of either namespace, `lightning` or `pytorch_lightning`; its `watched.log` is what was
+    seen. Raises `MissingPackage` where neither is installed."""
     bases = [module.Callback for module in _namespaces()]
     return type("WatchCallback", (_Callback, *bases), {})(batches)
 

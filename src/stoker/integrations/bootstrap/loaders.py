@@ -22,6 +22,8 @@ _PREFETCH = 2
 """What the loader takes where nothing is said."""
 _MOST_FRAMES = 6
 _PLUMBING = ("torch", "contextlib", "functools", "importlib", "runpy")
+_REPLACING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ray", "ignite")
+"""Packages that take a loader and make another one over its dataset."""
 _OWN = ("_stoker_bootstrap", "stoker")
 
 
@@ -75,7 +77,7 @@ class Loaders:
         creation.site, creation.made_by, creation.through = _place()
         changed = self._overrides(arguments, creation) if self._settings.overrides else None
         creation.arguments = {name: _shown(value) for name, value in (changed or arguments).items()}
-        if creation.made_by:
+        if creation.made_by and creation.made_by[0] in _REPLACING:
             creation.source = self._over(arguments.get("dataset"))
         key = id(loader)
         self._made[key] = (weakref.ref(loader, lambda _: self._made.pop(key, None)), creation)
@@ -142,8 +144,8 @@ class Loaders:
         return changed
 
     def _over(self, dataset: Any) -> Loader | None:
-        """An earlier loader over the same dataset object."""
-        for reference, _ in list(self._made.values()):
+        """The last loader that was made over the same dataset object."""
+        for reference, _ in reversed(list(self._made.values())):
             loader = reference()
             if loader is not None and vars(loader).get("dataset") is dataset:
                 return self.of(loader)

@@ -415,7 +415,9 @@ def _tick_loops(body: list[ast.stmt], iterated: str, hook: Any, names: Names, *,
     wanted = ast.dump(ast.parse(iterated, mode="eval").body)
     loops = [node for each in body for node in ast.walk(each) if isinstance(node, ast.For | ast.comprehension)]
     found: list[Any] = [node for node in loops if ast.dump(node.iter) == wanted]
-    for loop in found[-1:] if all(isinstance(each, ast.comprehension) for each in found) else found:
+    if all(isinstance(each, ast.comprehension) for each in found):
+        found = sorted(found, key=lambda each: each.iter.lineno)[-1:]
+    for loop in found:
         guard = token if token == TOKEN else "__hook__.on"
         ticked = _expression(f"__hook__.ticks({token}, None) if {guard} else None", loop.iter)
         _Hooks(names.of(hook)).visit(ticked)

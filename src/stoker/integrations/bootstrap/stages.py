@@ -67,8 +67,10 @@ class Stages:
         stack = self._stack
         if len(stack) < token:
             return 0
+        left = stack[token:]
         del stack[token:]
         name, _, began, inner = stack.pop()
+        inner += sum(each[3] for each in left)
         whole: int = now - began
         self.sums[name] = self.sums.get(name, 0) + whole - inner
         if stack:
