@@ -5,7 +5,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-import running
+
+from tests.integrations import running
 
 FRAMEWORKS = {
     "huggingface": "transformers",
