@@ -115,8 +115,8 @@ def profile(
     timeout_s = parse_seconds(timeout) if timeout else None
     if stalls and (verify or second_size):
         raise InputError("--stalls compares three runs of one setting: leave out --verify and --second-size")
-    if second_size == batch_size:
-        raise InputError(f"--second-size must be another size than the batch size of {batch_size}")
+    if second_size == setting.batch_size:
+        raise InputError(f"--second-size must be another size than the batch size of {second_size}")
     writable(save)
     writable(report, "--report")
     second: Trial | None = None
