@@ -10,7 +10,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from stoker.analysis import published
-from stoker.errors import InputError, MachineError
+from stoker.errors import InputError, StokerError
 from stoker.records import Trial
 from stoker.studies.store import Store
 from stoker.studies.study import Study, stored_study
@@ -75,7 +75,7 @@ def test_what_cannot_be_exported_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=sentence):
         study.export(tmp_path / name, samples=samples)
-    with pytest.raises(MachineError, match="cannot write"):
+    with pytest.raises(StokerError, match="cannot write"):
         study.export(tmp_path / "none" / "a.csv")
     assert {path.suffix for path in tmp_path.iterdir()} == {".db", ".db-owners"}
 

@@ -75,6 +75,6 @@ def test_every_option_of_the_command_is_one_of_the_request() -> None:
     from stoker.cli.main import app
 
     parameters = get_command(app).commands["tune"].params  # type: ignore[attr-defined]
-    names = {parameter.name for parameter in parameters} - {"workload", "data", "json", "save", "quiet"}
+    names = {parameter.name for parameter in parameters} - {"workload", "data", "json", "save", "report", "quiet"}
     renamed = {"host_memory": "host_memory_bytes", "budget": "budget_s"}
     assert {renamed.get(name, name) for name in names} == set(TuneRequest.__struct_fields__)

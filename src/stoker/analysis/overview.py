@@ -183,7 +183,7 @@ class Overview:
     def item_rows(self) -> Rows:
         """Seconds an item over batch size, the least of the other axes: part, workload, family, batch_size, item_s."""
         times = self._item_seconds()
-        if times is None or "batch_size" not in times.columns:
+        if times is None or not {"batch_size", "item_s"} <= set(times.columns):
             return []
         by = ["part", "workload", "batch_size"]
         least = (
