@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Generator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -159,14 +158,13 @@ def run_script(
     server = server or trial_server()
     reference.prepare()  # meanwhile the server imports torch
     request = _Request(source, kind, mode, device, stall_s, timeout_s, forks, gauged)
-    with tempfile.TemporaryDirectory(prefix="stoker-") as folder:
-        session = _Session(script, Path(folder) / "jobs", request, on_event)
-        try:
-            while session.job is not None:
-                _run_child(session, request, server)
-            return session.answer()
-        finally:
-            session.close()
+    session = _Session(script, request, on_event)
+    try:
+        while session.job is not None:
+            _run_child(session, request, server)
+        return session.answer()
+    finally:
+        session.close()
 
 
 _MODULES = (
@@ -272,13 +270,13 @@ def _judge(
 
 
 class _Session(Generic[R]):
-    """The caller's side: hands out jobs through a named pipe and gives each trial to the script."""
+    """The caller's side: hands out jobs through a pipe and gives each trial to the script."""
 
-    def __init__(self, script: Script[R], path: Path, request: _Request, on_event: OnEvent | None) -> None:
-        self._script, self.path, self._request, self._on_event = script, path, request, on_event
-        os.mkfifo(path)
-        # Both ends, so that what is written waits for a child to read it, and without waiting here.
-        self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    def __init__(self, script: Script[R], request: _Request, on_event: OnEvent | None) -> None:
+        self._script, self._request, self._on_event = script, request, on_event
+        self._reads, self._pipe = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Children open the pipe by this name. It is gone with this process, however that ends: nothing is left behind.
+        self.path = Path(f"/proc/{os.getpid()}/fd/{self._reads}")
         self._subject = request.subject()
         self._gauges: Gauges | None = None
         self._clock: ClockRead | None = None
@@ -294,7 +292,7 @@ class _Session(Generic[R]):
         is not for this one."""
         assert self.job is not None
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._pipe, 1 << 16):
+            while os.read(self._reads, 1 << 16):
                 pass
         self._has_run = self._is_at_one = False
         self._gauges = Gauges() if self._request.gauged else None
@@ -371,6 +369,7 @@ class _Session(Generic[R]):
     def close(self) -> None:
         self._script.close()
         os.close(self._pipe)
+        os.close(self._reads)
 
     def _loop_ready(self) -> None:
         """The child waits: time the reference job while nothing else runs, then let the loop begin."""
