@@ -20,8 +20,6 @@ from stoker.analysis.times import first_batches, item_times, stage_shares
 _ALWAYS = ("batch_size", "num_workers")
 AXES = {"num_workers": "workers", "prefetch_factor": "prefetch", "workload": "workload"}
 """Axes whose name in a chart is not that of the column."""
-_NO_STAGES = ("wall_s", "tuning_s")
-"""Columns of a study's frame that end like a stage's: the whole child process, and the time that tuning took."""
 _TRANSFORMERS = ("vit", "swin", "maxvit", "deit", "beit", "bert", "gpt", "roberta", "distilbert", "t5", "llama", "clip")
 """How names of transformers begin, where the trials have no column `family`."""
 
@@ -33,7 +31,7 @@ class Overview:
     """
 
     def __init__(self, frame: pl.DataFrame, *, machines: Mapping[str, str] | None = None) -> None:
-        self.frame = normalised(frame).drop(*_NO_STAGES, strict=False)
+        self.frame = normalised(frame)
         self._labels = machines or {}
         table = cells(self.frame, measures=_measures(self.frame))
         self.roles = table.roles
