@@ -30,7 +30,7 @@ def a_log() -> AllocationLog:
 
 
 def test_the_peak_is_that_of_the_larger_step() -> None:
-    small, large = alive_at_peak(a_log(), 1), alive_at_peak(a_log(), 40)
+    small, large = alive_at_peak(a_log(), 1, 2**40), alive_at_peak(a_log(), 40, 2**40)
     assert sum(each.bytes for each in small) == 1000 + 1000 + 2000  # the first step, at its end
     assert large == (
         AliveBytes(operator="relu", since="step", bytes=4000, tensors=1),
@@ -40,10 +40,16 @@ def test_the_peak_is_that_of_the_larger_step() -> None:
     )
 
 
+def test_a_workspace_that_does_not_fit_is_left_out() -> None:
+    found = alive_at_peak(a_log(), 40, 7000)
+    assert sum(each.bytes for each in found) == 7000
+    assert "convolution workspace" not in {each.operator for each in found}
+
+
 def test_small_operators_are_one_line() -> None:
     allocations = tuple(Allocation(fixed_bytes=size, operator=f"aten.op{size}.default") for size in range(1, 21))
     log = AllocationLog(allocations=allocations, init=(), first=tuple(range(20)), steady=(), batch_size=13)
-    found = alive_at_peak(log, 1, listed=5)
+    found = alive_at_peak(log, 1, 2**40, listed=5)
     assert [each.operator for each in found] == ["op20", "op19", "op18", "op17", "op16", "other operators"]
     assert sum(each.bytes for each in found) == sum(range(1, 21))
     assert found[-1].tensors == 15
@@ -67,7 +73,7 @@ def test_the_sum_is_the_highest_sum_of_live_bytes(pieces: list[tuple[int, int]],
         size = allocations[event if event >= 0 else -event - 1].at(batch_size)
         alive += size if event >= 0 else -size
         highest = max(highest, alive)
-    assert sum(each.bytes for each in alive_at_peak(log, batch_size)) == highest
+    assert sum(each.bytes for each in alive_at_peak(log, batch_size, 2**40)) == highest
 
 
 def test_a_traced_limit_says_what_is_alive() -> None:

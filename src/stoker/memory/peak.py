@@ -11,13 +11,16 @@ _LISTED = 12
 _WORKSPACE = "cuBLAS workspace"
 
 
-def alive_at_peak(log: AllocationLog, batch_size: int, *, listed: int = _LISTED) -> tuple[AliveBytes, ...]:
+def alive_at_peak(
+    log: AllocationLog, batch_size: int, capacity_bytes: int, *, listed: int = _LISTED
+) -> tuple[AliveBytes, ...]:
     """What is alive at the peak of one step, by the operator that allocated it, largest first.
 
     These are the bytes asked for; the allocator rounds them up. The step is the first one or a later one, whichever
-    needs more. What the smaller operators hold is the last line, "other operators".
+    needs more. A workspace that a convolution can do without is left out where it does not fit into the capacity. What
+    the smaller operators hold is the last line, "other operators".
     """
-    sizes = [log.workspace_bytes if each.kind == "workspace" else each.at(batch_size) for each in log.allocations]
+    sizes = _Sizes(log, batch_size, capacity_bytes)
     alive: set[int] = set()
     _play(log.init, sizes, alive)
     model = frozenset(alive)
@@ -49,13 +52,31 @@ def alive_at_peak(log: AllocationLog, batch_size: int, *, listed: int = _LISTED)
     return (*found[:listed], others)
 
 
-def _play(events: Sequence[int], sizes: Sequence[int], alive: set[int]) -> list[int]:
+class _Sizes:
+    """The bytes of each allocation at one batch size, and which of them must fit."""
+
+    def __init__(self, log: AllocationLog, batch_size: int, capacity_bytes: int) -> None:
+        self._bytes = [
+            log.workspace_bytes if each.kind == "workspace" else each.at(batch_size) for each in log.allocations
+        ]
+        self._optional = {number for number, each in enumerate(log.allocations) if each.is_optional(batch_size)}
+        self._capacity_bytes = capacity_bytes
+
+    def __getitem__(self, number: int) -> int:
+        return self._bytes[number]
+
+    def is_left_out(self, number: int, total: int) -> bool:
+        return number in self._optional and total + self._bytes[number] > self._capacity_bytes
+
+
+def _play(events: Sequence[int], sizes: _Sizes, alive: set[int]) -> list[int]:
     """Follow the events. Returns the bytes that are alive after each."""
     total, totals = _total(alive, sizes), []
     for event in events:
         if event >= 0:
-            alive.add(event)
-            total += sizes[event]
+            if not sizes.is_left_out(event, total):
+                alive.add(event)
+                total += sizes[event]
         elif -event - 1 in alive:
             alive.discard(-event - 1)
             total -= sizes[-event - 1]
@@ -63,7 +84,7 @@ def _play(events: Sequence[int], sizes: Sequence[int], alive: set[int]) -> list[
     return totals
 
 
-def _peak(events: Sequence[int], sizes: Sequence[int], alive: set[int]) -> frozenset[int]:
+def _peak(events: Sequence[int], sizes: _Sizes, alive: set[int]) -> frozenset[int]:
     """Follow the events to their end. Returns what was alive at the peak."""
     start = set(alive)
     totals = _play(events, sizes, alive)
@@ -73,7 +94,7 @@ def _peak(events: Sequence[int], sizes: Sequence[int], alive: set[int]) -> froze
     return frozenset(start)
 
 
-def _total(numbers: set[int] | frozenset[int], sizes: Sequence[int]) -> int:
+def _total(numbers: set[int] | frozenset[int], sizes: _Sizes) -> int:
     return sum(sizes[number] for number in numbers)
 
 

@@ -175,7 +175,7 @@ class Search(ABC):
             notes=tuple(dict.fromkeys(self.notes)),
             attention=self.log.attention if self.log else (),
             unseen=self.log.unseen if self.log else (),
-            alive=alive_at_peak(self.log, most) if self.log else (),
+            alive=alive_at_peak(self.log, most, self.budget_bytes) if self.log else (),
         )
 
 

@@ -101,7 +101,8 @@ def _alive(limit: Limit) -> list[Figure]:
         charts.bars, label="operator", value="bytes", title="memory", unit="B", colour="since", grouped=False
     )
     note = f"{format_bytes(total)} at batch {limit.max_batch:,}, by the operator that allocated it. Traced, not run."
-    return [figure(title, rows, draw, note=note, alt="Memory that is alive at the peak of a step, by operator")]
+    alt = "Memory that is alive at the peak of a step, by operator"
+    return [figure(title, rows, draw, note=note, alt=alt, half=True)]
 
 
 def _times(limit: Limit) -> list[Figure]:
