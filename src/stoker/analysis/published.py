@@ -54,6 +54,13 @@ def inference_times() -> pl.DataFrame:
     return table("inference-times")
 
 
+def inference_trials() -> pl.DataFrame:
+    """The same 60 as trials: `steady_item_s`, and no time of a whole run, which the authors do not give."""
+    rows = inference_times().rename({"item_s": "steady_item_s"})
+    fixed = {"data": pl.lit("device"), "mode": pl.lit("infer"), "num_workers": pl.lit(0)}
+    return _as_trials("inference-times", rows.with_columns(**fixed))
+
+
 def stage_times() -> pl.DataFrame:
     """336 stage times of extracting features: data, model, part, items, stage, seconds, and the run's total_s."""
     return table("stage-times")
