@@ -68,8 +68,8 @@ def make_dataset(workload: Workload, part: Literal["train", "validation"] = "tra
 
 
 def opened(workload: Workload) -> Workload:
-    """The workload with its dataset made; a DataLoader that a function makes is taken apart. A stream of webdataset that
-    gives whole batches is not batched again."""
+    """The workload with its dataset made; a DataLoader that a function makes is taken apart. A pipeline of webdataset
+    that gives whole batches is not batched again."""
     made = make(workload.dataset)
     if made is not workload.dataset:
         dataset = made if is_loader(made) else make_dataset(workload.with_(dataset=made))

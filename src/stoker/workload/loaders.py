@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def is_loader(thing: Any) -> bool:
-    """Whether this is a DataLoader, or an object around one, as timm's `PrefetchLoader` and webdataset's `WebLoader`."""
+    """Whether this is a DataLoader, or an object around one: timm's `PrefetchLoader`, webdataset's `WebLoader`."""
     if isinstance(thing, type):
         return False
     return isinstance(thing, DataLoader) or any(isinstance(each, DataLoader) for each in _around(thing))

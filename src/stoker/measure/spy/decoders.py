@@ -45,7 +45,9 @@ def patch(undo: ExitStack) -> None:
         module = sys.modules.get(module_name)
         if module is not None:
             *classes, attribute = name.split(".")
-            owner = functools.reduce(lambda owner, each: getattr(owner, each, None), classes, module)
+            owner: Any = module
+            for each in classes:
+                owner = getattr(owner, each, None)
             _replace(owner, attribute, functools.partial(_timed, stage=stage), undo)
     image = importlib.import_module("PIL.Image")
     image_file = importlib.import_module("PIL.ImageFile")
