@@ -54,6 +54,9 @@ def profile(
     in_order: InOrderOption = True,
     start_method: StartMethodOption = None,
     worker_threads: WorkerThreadsOption = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Torch's threads in the loop's process.", show_default="PyTorch's")
+    ] = None,
     second_size: Annotated[
         int | None,
         typer.Option(help="Also measure this batch size, for a few seconds.", min=1, show_default=False),
@@ -74,6 +77,7 @@ def profile(
     quiet: QuietOption = False,
 ) -> None:
     """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
+    from stoker.analysis.interference import thread_change
     from stoker.analysis.verdict import verdict
     from stoker.integrations.reports import page_of
     from stoker.measure.profile import LOADER_FIELDS, compare_sources, second_task
@@ -98,6 +102,7 @@ def profile(
         in_order=in_order,
         multiprocessing_context=start_method,
         worker_threads=worker_threads,
+        threads=threads,
         accumulate=accumulate,
         precision=precision,
         channels_last=channels_last,
@@ -120,6 +125,7 @@ def profile(
     writable(save)
     writable(report, "--report")
     second: Trial | None = None
+    others: list[Trial] = []
     verified: list[VerifiedRemedy] = []
     with Show(quiet=quiet) as progress:
 
@@ -139,26 +145,35 @@ def profile(
 
         result = compare_sources(one, extent) if stalls else one(extent)
         if isinstance(result, Trial) and result.outcome == "done":
-            if second_size is not None:
+
+            def short_run(**changes: int) -> Trial:
+                other, short = second_task(result, **changes)
+                return run(source, other, short, mode=mode, device=device, timeout_s=timeout_s, on_event=progress.event)
+
+            if second_size is not None and not result.workload.batch_sampler:
                 progress.title(f"batch {second_size}: ")
-                other, short = second_task(result, second_size)
-                second = run(
-                    source, other, short, mode=mode, device=device, timeout_s=timeout_s, on_event=progress.event
-                )
+                others.append(second := short_run(batch_size=second_size))
             if verify:
+                if fewer := thread_change(result):
+                    progress.title("one thread: ")
+                    others.append(short_run(**fewer))
                 progress.title("verifying: ")
-                found = advise(result, *filter(None, [second]))
+                found = advise(result, *others)
                 verified = run_remedies(source, result, found, mode=mode, device=device, on_event=progress.event)
     if isinstance(result, Stalls):
         trials = {"memory": result.memory, "cached": result.cached, "cold": result.cold}
         document = stalls_document(result, {name: advise(trial) for name, trial in trials.items()})
         view = stalls_view(result)
     else:
-        trials, remedies = {"": result}, advise(result, *filter(None, [second]))
+        trials, remedies = {"": result}, advise(result, *others)
         document = trial_document(result, remedies, second=second, verified=verified)
         view = profile_view(result, verdict(result), remedies, verified)
     deliver(document, view, json=json, save=save)
     report_to(report, lambda: page_of(result))
+    if second_size is not None and isinstance(result, Trial) and result.workload.batch_sampler:
+        typer.echo(
+            f"stoker: the workload sets its batches itself: there is no run with batches of {second_size}", err=True
+        )
     if second is not None and second.outcome != "done" and second.problem is not None:
         typer.echo(f"stoker: the run with batches of {second_size} did not finish: {second.problem.sentence}", err=True)
     failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)

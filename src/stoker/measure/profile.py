@@ -77,10 +77,11 @@ class SecondRules(Record, frozen=True):
 SECOND = SecondRules()
 
 
-def second_task(trial: Trial, batch_size: int) -> tuple[Setting, Extent]:
-    """A short run of the same workload at another batch size: what its steps cost there."""
-    setting = msgspec.structs.replace(trial.setting, batch_size=batch_size)
-    rate = (trial.items_per_s or 0.0) / batch_size
+def second_task(trial: Trial, **changes: int) -> tuple[Setting, Extent]:
+    """A short run of the same workload with other values of some fields, such as another batch size: what its steps
+    cost there."""
+    setting = msgspec.structs.replace(trial.setting, **changes)
+    rate = (trial.items_per_s or 0.0) / setting.batch_size
     batches = min(SECOND.most_batches, max(SECOND.least_batches, round(SECOND.run_s * rate)))
     return setting, msgspec.structs.replace(trial.extent, batches=batches, epochs=1, validate=False)
 

@@ -503,7 +503,7 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
 
     limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]
     deadline_s = min((each for each in limits if each is not None), default=None)
-    _set_threads(job.threads, limit)
+    _set_threads(job.threads or job.setting.threads, limit)
 
     def wait_for_caller() -> None:
         emit(LoopReady())

@@ -22,6 +22,7 @@ class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
     order, batches come as they are ready: a slow one holds back no other. `multiprocessing_context` is how workers are
     started, None as Python does. `worker_threads` are torch's threads in each worker, None as PyTorch sets them: one.
+    `threads` are those of the loop's process, None as PyTorch and the workload's code set them.
     In training there is one update for `accumulate` batches."""
 
     batch_size: int = 32
@@ -32,6 +33,7 @@ class Setting(Record, frozen=True):
     in_order: bool = True
     multiprocessing_context: StartMethod | None = None
     worker_threads: int | None = None
+    threads: int | None = None
     accumulate: int = 1
     precision: Precision = "fp32"
     channels_last: bool = False
@@ -39,7 +41,8 @@ class Setting(Record, frozen=True):
     cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "worker_threads": 1, "accumulate": 1}
+        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "accumulate": 1}
+        least |= {"worker_threads": 1, "threads": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:

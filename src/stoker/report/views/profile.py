@@ -73,6 +73,7 @@ def _heading(trial: Trial) -> RenderableType:
             ("out of order", not setting.in_order),
             (f"workers by {setting.multiprocessing_context}", setting.multiprocessing_context and setting.num_workers),
             (f"{setting.worker_threads} threads in each worker", setting.worker_threads and setting.num_workers),
+            (f"torch.set_num_threads({setting.threads})", setting.threads),
             (f"one update for {setting.accumulate} batches", setting.accumulate > 1),
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
@@ -87,11 +88,20 @@ def _heading(trial: Trial) -> RenderableType:
         f" · {subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device}",
     )
     workers = format_workers(setting.num_workers)
-    batch = f"batch {setting.batch_size}"
-    if subject.batch_sampler and trial.timeline.items:
-        batch = f"batches of {_sizes(trial.timeline.items)} by its batch_sampler"
+    batch = _batch_in_words(trial)
     second = f"{batch}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
+
+
+def _batch_in_words(trial: Trial) -> str:
+    """The batch size; where the workload makes its batches itself, the sizes that they had."""
+    subject, asked, items = trial.workload, trial.setting.batch_size, trial.timeline.items
+    by = "by the dataset" if subject.batching == "dataset" else "by its batch_sampler"
+    if subject.batch_sampler:
+        return f"batches of {_sizes(items)} {by}" if items else f"batches {by}"
+    if subject.batching == "function" and set(items) - {asked}:
+        return f"batches of {_sizes(items)} {by} for {asked}"
+    return f"batch {asked}"
 
 
 def _sizes(items: Sequence[int]) -> str:
