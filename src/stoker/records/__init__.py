@@ -30,6 +30,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -89,7 +90,9 @@ __all__ = [
     "Batching",
     "Bound",
     "Candidate",
+    "Checkpoint",
     "Clock",
+    "Convergence",
     "Cpu",
     "Cuda",
     "Disk",
@@ -102,6 +105,7 @@ __all__ = [
     "Host",
     "InterruptedTune",
     "Kind",
+    "LearningRateScale",
     "Limit",
     "LimitRemedy",
     "Machine",
@@ -136,6 +140,7 @@ __all__ = [
     "TaskKind",
     "Throttling",
     "Timeline",
+    "TrainingRun",
     "Trial",
     "Verdict",
     "VerifiedRemedy",
