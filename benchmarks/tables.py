@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import advice_tables
 import published_tables
 from common import RESULTS, at, say, tried_sizes
 
@@ -506,7 +507,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
 }
-BLOCKS |= published_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES
 
 
 def filled(text: str) -> str:
