@@ -459,13 +459,14 @@ def output(name: str) -> Callable[[], str]:
 
 
 def reports() -> str:
-    head = ["study", "trials", "charts", "size", "time"]
+    head = ["study", "trials", "charts", "size", "time", "CPU time"]
     lines = [
         [
             row["name"],
             f"{row['trials']:,}",
             str(row["charts"]),
             f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['wall_s']:.1f} s",
             f"{row['cpu_s']:.1f} s",
         ]
         for row in rows("two-cores", "reports")
