@@ -70,6 +70,10 @@ def profile(
     validate: Annotated[bool, typer.Option("--validate", help="Score the validation set each epoch.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Evict the data from the page cache first.")] = False,
     stalls: Annotated[bool, typer.Option("--stalls", help="Compare data in memory, cached and cold.")] = False,
+    limit_memory: Annotated[
+        str | None,
+        typer.Option("--limit-memory", help="Give the run only so much host memory: 20GiB.", show_default=False),
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help="End the run after this time: 90s, 5min.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
@@ -88,7 +92,7 @@ def profile(
     from stoker.report.views.profile import profile_view, stalls_view
     from stoker.tuning.remedies import advise
     from stoker.tuning.verification import verify as run_remedies
-    from stoker.units import parse_seconds
+    from stoker.units import parse_bytes, parse_seconds
 
     named = {"batch_size": batch_size, "num_workers": workers, "prefetch_factor": prefetch, "pin_memory": pin_memory}
     switched = {"persistent_workers": persistent_workers, "in_order": not in_order}
@@ -115,6 +119,7 @@ def profile(
         epochs=1 if epochs is None else epochs,
         source="cold" if cold else "files",
         validate=validate,
+        memory_limit_bytes=parse_bytes(limit_memory) if limit_memory else None,
     )
     source = WorkloadSpec(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
     timeout_s = parse_seconds(timeout) if timeout else None
@@ -140,6 +145,7 @@ def profile(
                 mode=mode,
                 device=device,
                 timeout_s=timeout_s,
+                find_workers=True,
                 on_event=progress.event,
             )
 

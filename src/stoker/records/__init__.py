@@ -32,6 +32,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -93,7 +94,9 @@ __all__ = [
     "Batching",
     "Bound",
     "Candidate",
+    "Checkpoint",
     "Clock",
+    "Convergence",
     "Cpu",
     "Cuda",
     "Disk",
@@ -106,6 +109,7 @@ __all__ = [
     "Host",
     "InterruptedTune",
     "Kind",
+    "LearningRateScale",
     "Limit",
     "LimitRemedy",
     "Machine",
@@ -140,6 +144,7 @@ __all__ = [
     "TaskKind",
     "Throttling",
     "Timeline",
+    "TrainingRun",
     "Trial",
     "Verdict",
     "VerifiedRemedy",

@@ -65,6 +65,9 @@ class Extent(Record, frozen=True):
     Each epoch has `warmup` + `batches` batches, or the whole set where `batches` is None. `source` says where the data
     lies when the run begins: `files` as they are, evicted from the page cache (`cold`), brought into it (`cached`), or
     as batches already in memory (`memory`), which leaves the loader out.
+
+    With `memory_limit_bytes` the kernel limits the run, its workers and the page cache that they fill to so much
+    memory.
     """
 
     batches: int | None = 50
@@ -73,9 +76,10 @@ class Extent(Record, frozen=True):
     source: Literal["files", "cached", "cold", "memory"] = "files"
     validate: bool = False
     seed: int = 0
+    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batches", 1), ("warmup", 0), ("epochs", 1)):
+        for name, least in (("batches", 1), ("warmup", 0), ("epochs", 1), ("memory_limit_bytes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")

@@ -110,12 +110,13 @@ def make_optimizer(workload: Workload, model: nn.Module) -> Any:
 # ---------------------------------------------------------------- calling
 
 
-def forward(workload: Workload, model: nn.Module, inputs: Any) -> Any:
+def forward(workload: Workload, model: nn.Module, inputs: Any, *, with_target: bool = False) -> Any:
     """Call the model on a batch's inputs: a tensor, several inputs, or a mapping of keyword arguments.
 
-    The model receives labels only if it has to compute the loss itself: in training, without a loss in the workload.
+    The model receives labels only if it has to compute the loss itself: in training, without a loss in the workload,
+    or `with_target`.
     """
-    if workload.loss is not None or not model.training:
+    if not with_target and (workload.loss is not None or not model.training):
         inputs = without_target(inputs)
     if workload.forward is not None:
         return workload.forward(model, inputs)

@@ -63,7 +63,7 @@ def problem_view(trial: Trial) -> RenderableType:
 
 
 def _heading(trial: Trial) -> RenderableType:
-    subject, setting = trial.workload, trial.setting
+    subject, setting, limit = trial.workload, trial.setting, trial.extent.memory_limit_bytes or 0
     extras = [
         name
         for name, on in (
@@ -79,6 +79,7 @@ def _heading(trial: Trial) -> RenderableType:
             ("compiled", setting.compile),
             ("cudnn benchmark", setting.cudnn_benchmark),
             (f"data {trial.extent.source}", trial.extent.source != "files"),
+            (f"memory limited to {format_bytes(limit)}", limit),
         )
         if on
     ]
@@ -178,6 +179,10 @@ def _facts(trial: Trial) -> list[RenderableType]:
     if "reserved_bytes" in trial.peaks:
         allocated, reserved = trial.peaks["allocated_bytes"], trial.peaks["reserved_bytes"]
         lines.append(f"torch's peak: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved")
+    if "limited_bytes" in trial.peaks:
+        limit = trial.extent.memory_limit_bytes or 0
+        had = format_bytes(trial.peaks["limited_bytes"])
+        lines.append(f"memory with page cache: at most {had} of the {format_bytes(limit)} that the run may have")
     if trial.machine and trial.machine.storage:
         lines.append(f"data on {trial.machine.storage.kind} storage ({trial.machine.storage.filesystem})")
     return [Text(line) for line in lines]
