@@ -39,7 +39,9 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report", "compare"]
+)
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
 
@@ -96,4 +98,5 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
         "tune",
         "prepare",
         "report",
+        "compare",
     }

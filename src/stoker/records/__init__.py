@@ -30,6 +30,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.comparison import Answer, Basis, Change, ChangeKind, Comparison, Difference, Side, Unit
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -85,13 +86,19 @@ __all__ = [
     "WORKER_STAGES",
     "AlgebraAnswer",
     "AlgebraTiming",
+    "Answer",
     "Attempt",
+    "Basis",
     "Batching",
     "Bound",
     "Candidate",
+    "Change",
+    "ChangeKind",
     "Clock",
+    "Comparison",
     "Cpu",
     "Cuda",
+    "Difference",
     "Disk",
     "Extent",
     "Facts",
@@ -126,6 +133,7 @@ __all__ = [
     "RuledOut",
     "Run",
     "Setting",
+    "Side",
     "Software",
     "Stage",
     "Stalls",
@@ -137,6 +145,7 @@ __all__ = [
     "Throttling",
     "Timeline",
     "Trial",
+    "Unit",
     "Verdict",
     "VerifiedRemedy",
     "WorkerLog",

@@ -8,6 +8,7 @@ import msgspec
 from stoker.errors import InputError
 from stoker.records.answers import InterruptedTune, Limit, MethodComparison, Plan, Prediction, Stalls
 from stoker.records.base import Record
+from stoker.records.comparison import Comparison
 from stoker.records.machine import Machine
 from stoker.records.probes import Probes
 from stoker.records.trial import Trial
@@ -25,6 +26,7 @@ KINDS: dict[str, type[Record]] = {
     "plan": Plan,
     "interrupted_tune": InterruptedTune,
     "machine": Machine,
+    "comparison": Comparison,
 }
 """Every kind of document that Stoker saves."""
 
@@ -38,6 +40,7 @@ _MARKS = (
     ("probes", ("runs", "subject")),
     ("prediction", ("limited_by", "setting")),
     ("machine", ("cpu", "host")),
+    ("comparison", ("basis", "total")),
 )
 """Fields by which a document of schema 0 is recognised, the first match counts."""
 

@@ -10,7 +10,19 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
-from stoker.records import Disk, Machine, Plan, Record, Remedy, Stalls, Trial, VerifiedRemedy, encode, labelled
+from stoker.records import (
+    Comparison,
+    Disk,
+    Machine,
+    Plan,
+    Record,
+    Remedy,
+    Stalls,
+    Trial,
+    VerifiedRemedy,
+    encode,
+    labelled,
+)
 
 
 def trial_document(
@@ -105,6 +117,23 @@ def machine_document(machine: Machine) -> dict[str, Any]:
     if machine.disk is not None:
         _add_speeds(document["disk"], machine.disk)
     return labelled(machine, document)
+
+
+def comparison_document(
+    found: Comparison, *, allowed: float | None = None, is_slower: bool | None = None
+) -> dict[str, Any]:
+    """A comparison with its answer, and what follows for the share that B is `allowed` to be slower."""
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    for place, difference in (("total", found.total), ("reference", found.reference)):
+        if difference is not None:
+            document[place]["answer"] = difference.answer
+    for name in ("stages", "tasks"):
+        for row, difference in zip(document[name], getattr(found, name), strict=True):
+            row["answer"] = difference.answer
+    document = {"answer": found.answer, "sentence": found.sentence, **document}
+    if allowed is not None:
+        document |= {"allowed": allowed, "slower_than_allowed": is_slower}
+    return labelled(found, document)
 
 
 def _add_speeds(document: dict[str, Any], disk: Disk) -> None:

@@ -1,5 +1,6 @@
 """What each kind of result shows on its page: the answer first, then charts whose titles are findings."""
 
+from stoker.report.pages.comparison import sides_page
 from stoker.report.pages.limit import comparison_page, limit_page
 from stoker.report.pages.machine import machine_page
 from stoker.report.pages.plan import interrupted_page, plan_page
@@ -14,6 +15,7 @@ __all__ = [
     "machine_page",
     "plan_page",
     "prediction_page",
+    "sides_page",
     "stalls_page",
     "study_page",
     "trial_page",
