@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import advice_tables
 import published_tables
 from common import RESULTS, at, say, tried_sizes
 
@@ -458,13 +459,14 @@ def output(name: str) -> Callable[[], str]:
 
 
 def reports() -> str:
-    head = ["study", "trials", "charts", "size", "time"]
+    head = ["study", "trials", "charts", "size", "time", "CPU time"]
     lines = [
         [
             row["name"],
             f"{row['trials']:,}",
             str(row["charts"]),
             f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['wall_s']:.1f} s",
             f"{row['cpu_s']:.1f} s",
         ]
         for row in rows("two-cores", "reports")
@@ -472,7 +474,25 @@ def reports() -> str:
     return table(head, lines)
 
 
+def remedies() -> str:
+    head = ["example", "bottleneck", "remedy", "predicted", "measured, with standard error"]
+    found = rows("two-cores", "remedies")
+    lines = []
+    for row in found:
+        cells = [row["example"], row.get("bottleneck", row["outcome"])]
+        if row.get("measured") is None:
+            lines.append([*cells, row.get("change") or "none is a setting", "–", row.get("problem") or "–"])
+            continue
+        measured = f"{row['measured']:.2f} ± {row['standard_error']:.2f}{' (slower)' if row['slower'] else ''}"
+        lines.append([*cells, row["change"], f"{row['predicted']:.2f}", measured])
+    ran = [row for row in found if row.get("measured") is not None]
+    slower = sum(row["slower"] for row in ran)
+    said = f"{slower} of {len(ran)} remedies were slower than the present setting by more than the standard error."
+    return f"{table(head, lines)}\n\n{said}"
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "remedies": remedies,
     "truth": truth,
     "items": items,
     "overhead": overhead,
@@ -506,7 +526,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
 }
-BLOCKS |= published_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES
 
 
 def filled(text: str) -> str:

@@ -1,6 +1,40 @@
+<<<<<<< HEAD
 """Student's t: how far a mean of few values may lie from the truth."""
 
 import math
+=======
+"""Student's t distribution, and intervals of a mean that follow from it. Exact, and without scipy."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from stoker.records import Record
+
+CONFIDENCE = 0.95
+"""The usual level of an interval."""
+
+
+class Estimate(Record, frozen=True):
+    """The mean of a few values, and how far the true mean may lie from it on either side. None for a single value."""
+
+    mean: float
+    margin: float | None
+    values: tuple[float, ...]
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether the true mean may be zero, as far as these values tell."""
+        return self.margin is None or abs(self.mean) <= self.margin
+
+
+def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+    """The mean with its t interval. `values` must not be empty."""
+    if len(values) < 2:
+        return Estimate(mean=fmean(values), margin=None, values=tuple(values))
+    quantile = student_quantile((1 + confidence) / 2, len(values) - 1)
+    return Estimate(mean=fmean(values), margin=quantile * stdev(values) / math.sqrt(len(values)), values=tuple(values))
+>>>>>>> main
 
 
 def student_quantile(probability: float, freedom: int) -> float:

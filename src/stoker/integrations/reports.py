@@ -9,7 +9,11 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.records import (
+<<<<<<< HEAD
     Comparison,
+=======
+    Convergence,
+>>>>>>> main
     InterruptedTune,
     Limit,
     Machine,
@@ -73,6 +77,8 @@ def page_of(record: Record) -> Page:
             return probes_page(record)
         case Machine():
             return pages.machine_page(record)
+        case Convergence():
+            return pages.convergence_page(record)
     raise InputError(f"a {type(record).__name__.lower()} has no report")
 
 
@@ -208,7 +214,7 @@ def _others(against: str | None, db: Path) -> list["Against"] | None:
     if against is None:
         return None
     if against == PUBLISHED:
-        return [_published("batch-and-workers"), _published("batch-impact")]
+        return [_published("batch-and-workers"), _published("batch-impact"), _published("inference-times")]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
     return [Against(name=against, frame=other.trials(), about=f"The store has trials of these machines: {machines}.")]
@@ -225,7 +231,7 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     return [found] if compared_rows(frame, found.frame) else []
 
 
-_TABLES = ("batch-and-workers", "batch-impact", "max-batch")
+_TABLES = ("batch-and-workers", "batch-impact", "inference-times", "max-batch")
 """Presets whose runs the authors published as trials."""
 
 
@@ -236,6 +242,7 @@ def _published(name: str) -> "Against":
     tables = {
         "batch-and-workers": published.grid,
         "batch-impact": published.batch_impact,
+        "inference-times": published.inference_trials,
         "max-batch": published.max_batches,
     }
     about = (

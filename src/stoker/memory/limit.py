@@ -1,19 +1,21 @@
 """The largest batch that fits: the request, checked where it is made, and `limit()`, which answers it."""
 
 import re
+from datetime import UTC, datetime
 from math import isfinite
 from time import perf_counter
 from typing import Any, TypedDict, Unpack, get_args
 
 import msgspec
 
-from stoker.errors import InputError
+from stoker.errors import InputError, OutOfTime
 from stoker.events import OnEvent
+from stoker.machine import software
 from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
 from stoker.records import METHODS, Limit, Method, Mode, OptimizerName, Precision, Record, Setting, WorkloadSpec
-from stoker.units import format_bytes, parse_bytes
+from stoker.units import format_bytes, format_seconds, parse_bytes
 from stoker.workload.workload import Workload
 
 _STALL_S = 600.0
@@ -126,7 +128,7 @@ def limit(
     a live model it may be its optimizer. `loss` is the loss of a live model. Raises `InputError` for a bad request or
     a step that fails, `MachineError` where the method needs a GPU and there is none.
     """
-    began = perf_counter()
+    began, when = perf_counter(), datetime.now(UTC)
     chosen: dict[str, Any] = dict(options)
     if isinstance(optimizer, str):
         chosen["optimizer"] = optimizer
@@ -138,18 +140,36 @@ def limit(
         found = limit_of_live_model(source, example, request, loss=loss, optimizer=live, on_event=on_event)
     else:
         found = limit_in_child(WorkloadSpec(spec=source) if isinstance(source, str) else source, request, on_event)
-    return msgspec.structs.replace(found, seconds=perf_counter() - began)
+    return msgspec.structs.replace(found, seconds=perf_counter() - began, software=software.read(), when=when)
 
 
 def limit_in_child(
-    source: Workload | WorkloadSpec, request: LimitRequest, on_event: OnEvent | None, *, stall_s: float = _STALL_S
+    source: Workload | WorkloadSpec,
+    request: LimitRequest,
+    on_event: OnEvent | None,
+    *,
+    stall_s: float = _STALL_S,
+    timeout_s: float | None = None,
 ) -> Limit:
-    """The answer to a request, found in a process of its own: tracing changes torch for good."""
+    """The answer to a request, found in a process of its own: tracing changes torch for good.
+
+    Raises `OutOfTime` after `timeout_s`, however far it is then.
+    """
     from stoker.memory.methods import answer
 
-    return child.value(
-        child.run(answer, (source, request), kind=Limit, server=trial_server(), on_event=on_event, stall_s=stall_s)
+    began = perf_counter()
+    ended = child.run(
+        answer,
+        (source, request),
+        kind=Limit,
+        server=trial_server(),
+        on_event=on_event,
+        stall_s=stall_s,
+        timeout_s=timeout_s,
     )
+    if ended.how == "timed_out" and timeout_s is not None and perf_counter() - began >= timeout_s:
+        raise OutOfTime(f"the largest batch was not found within {format_seconds(timeout_s)}")
+    return child.value(ended)
 
 
 def _bytes(amount: Any, what: str, *, least: int) -> int:

@@ -4,6 +4,8 @@ from stoker.records.answers import (
     METHODS,
     AlgebraAnswer,
     AlgebraTiming,
+    AliveBytes,
+    AliveSince,
     Attempt,
     Bound,
     Candidate,
@@ -30,7 +32,11 @@ from stoker.records.base import (
     decode,
     encode,
 )
+<<<<<<< HEAD
 from stoker.records.comparison import Answer, Basis, Change, ChangeKind, Comparison, Difference, Side, Unit
+=======
+from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
+>>>>>>> main
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -86,16 +92,27 @@ __all__ = [
     "WORKER_STAGES",
     "AlgebraAnswer",
     "AlgebraTiming",
+<<<<<<< HEAD
     "Answer",
+=======
+    "AliveBytes",
+    "AliveSince",
+>>>>>>> main
     "Attempt",
     "Basis",
     "Batching",
     "Bound",
     "Candidate",
+<<<<<<< HEAD
     "Change",
     "ChangeKind",
     "Clock",
     "Comparison",
+=======
+    "Checkpoint",
+    "Clock",
+    "Convergence",
+>>>>>>> main
     "Cpu",
     "Cuda",
     "Difference",
@@ -109,6 +126,7 @@ __all__ = [
     "Host",
     "InterruptedTune",
     "Kind",
+    "LearningRateScale",
     "Limit",
     "LimitRemedy",
     "Machine",
@@ -144,6 +162,7 @@ __all__ = [
     "TaskKind",
     "Throttling",
     "Timeline",
+    "TrainingRun",
     "Trial",
     "Unit",
     "Verdict",

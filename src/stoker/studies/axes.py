@@ -1,5 +1,6 @@
 """What a grid may vary or fix: the names of its axes, and which values each of them takes."""
 
+import datetime
 import difflib
 import math
 import re
@@ -25,7 +26,7 @@ COMMON = (*WORKLOAD, "mode", "device")
 SETTING = tuple(each.name for each in fields(Setting))
 LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
-EXTENT = ("batches", "warmup", "epochs", "source", "validate")
+EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
@@ -50,6 +51,8 @@ _FLAGS = (
     *("validate", "throughput"),
 )
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|sleep:.+")
+_PLAIN = (str, int, float, list, dict, datetime.date, datetime.time)
+"""What TOML can hold."""
 _LARGEST = 2**63 - 1
 """What a database can hold, and more than anything here can be."""
 
@@ -87,6 +90,8 @@ def _choice(name: str, value: Any) -> str:
 
 
 def _formed(name: str, value: Any) -> Value:
+    if name == "workload" and not isinstance(value, _PLAIN):
+        raise InputError("a live Workload object has no key, and a study needs one: name it as file.py:function")
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not isinstance(value, str) and not (is_number and name in _AMOUNTS):
         raise InputError(f"{name} must be a text{' or a number' if name in _AMOUNTS else ''}, got {value!r}")
@@ -130,6 +135,7 @@ _FORMS: dict[str, Callable[[str], object]] = {
     "gpu_memory": parse_bytes,
     "reserve": parse_bytes,
     "host_memory": parse_bytes,
+    "memory_limit": parse_bytes,
     "budget": parse_seconds,
 }
-_AMOUNTS = ("gpu_memory", "reserve", "host_memory", "budget")
+_AMOUNTS = ("gpu_memory", "reserve", "host_memory", "memory_limit", "budget")
