@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from stoker.records import Trial as Trial
     from stoker.records import WorkloadSpec as WorkloadSpec
     from stoker.records import read as read
-<<<<<<< HEAD
-    from stoker.studies.sides import compare as compare
-=======
     from stoker.studies.converge import converge as converge
->>>>>>> main
+    from stoker.studies.sides import compare as compare
     from stoker.studies.study import study as study
     from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
@@ -56,11 +53,8 @@ _HOMES = {
     "Trial": "stoker.records:Trial",
     "Workload": "stoker.workload.workload:Workload",
     "advise": "stoker.tuning.remedies:advise",
-<<<<<<< HEAD
     "compare": "stoker.studies.sides:compare",
-=======
     "converge": "stoker.studies.converge:converge",
->>>>>>> main
     "doctor": "stoker.machine:inspect",
     "limit": "stoker.memory.limit:limit",
     "load": "stoker.workload.spec:load",

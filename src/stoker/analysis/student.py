@@ -1,8 +1,3 @@
-<<<<<<< HEAD
-"""Student's t: how far a mean of few values may lie from the truth."""
-
-import math
-=======
 """Student's t distribution, and intervals of a mean that follow from it. Exact, and without scipy."""
 
 import math
@@ -34,7 +29,6 @@ def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Esti
         return Estimate(mean=fmean(values), margin=None, values=tuple(values))
     quantile = student_quantile((1 + confidence) / 2, len(values) - 1)
     return Estimate(mean=fmean(values), margin=quantile * stdev(values) / math.sqrt(len(values)), values=tuple(values))
->>>>>>> main
 
 
 def student_quantile(probability: float, freedom: int) -> float:

@@ -8,11 +8,18 @@ import shutil
 
 from rich.console import Console, RenderableType
 
-<<<<<<< HEAD
-from stoker.records import Comparison, Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
-=======
-from stoker.records import Convergence, Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
->>>>>>> main
+from stoker.records import (
+    Comparison,
+    Convergence,
+    Limit,
+    Machine,
+    MethodComparison,
+    Plan,
+    Prediction,
+    Probes,
+    Stalls,
+    Trial,
+)
 
 _WIDEST = 100
 """Columns at most, as on the command line outside a terminal."""
@@ -76,19 +83,18 @@ def machine_text(machine: Machine) -> str:
     return _text(machine_view(machine))
 
 
-<<<<<<< HEAD
 def compared_text(comparison: Comparison) -> str:
     """The table of `stoker compare`."""
     from stoker.report.views.compare import compare_view
 
     return _text(compare_view(comparison))
-=======
+
+
 def convergence_text(convergence: Convergence) -> str:
     """The table of `stoker converge`."""
     from stoker.report.views.convergence import convergence_view
 
     return _text(convergence_view(convergence))
->>>>>>> main
 
 
 def _text(view: RenderableType) -> str:

@@ -9,11 +9,8 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.records import (
-<<<<<<< HEAD
     Comparison,
-=======
     Convergence,
->>>>>>> main
     InterruptedTune,
     Limit,
     Machine,

@@ -32,11 +32,8 @@ from stoker.records.base import (
     decode,
     encode,
 )
-<<<<<<< HEAD
 from stoker.records.comparison import Answer, Basis, Change, ChangeKind, Comparison, Difference, Side, Unit
-=======
 from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
->>>>>>> main
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -92,27 +89,20 @@ __all__ = [
     "WORKER_STAGES",
     "AlgebraAnswer",
     "AlgebraTiming",
-<<<<<<< HEAD
-    "Answer",
-=======
     "AliveBytes",
     "AliveSince",
->>>>>>> main
+    "Answer",
     "Attempt",
     "Basis",
     "Batching",
     "Bound",
     "Candidate",
-<<<<<<< HEAD
     "Change",
     "ChangeKind",
-    "Clock",
-    "Comparison",
-=======
     "Checkpoint",
     "Clock",
+    "Comparison",
     "Convergence",
->>>>>>> main
     "Cpu",
     "Cuda",
     "Difference",

@@ -8,11 +8,8 @@ import msgspec
 from stoker.errors import InputError
 from stoker.records.answers import InterruptedTune, Limit, MethodComparison, Plan, Prediction, Stalls
 from stoker.records.base import Record
-<<<<<<< HEAD
 from stoker.records.comparison import Comparison
-=======
 from stoker.records.convergence import Convergence
->>>>>>> main
 from stoker.records.machine import Machine
 from stoker.records.probes import Probes
 from stoker.records.trial import Trial
@@ -30,11 +27,8 @@ KINDS: dict[str, type[Record]] = {
     "plan": Plan,
     "interrupted_tune": InterruptedTune,
     "machine": Machine,
-<<<<<<< HEAD
     "comparison": Comparison,
-=======
     "convergence": Convergence,
->>>>>>> main
 }
 """Every kind of document that Stoker saves."""
 

@@ -12,11 +12,8 @@ from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
 from stoker.records import (
-<<<<<<< HEAD
     Comparison,
-=======
     Convergence,
->>>>>>> main
     Disk,
     Machine,
     Plan,
@@ -136,12 +133,12 @@ def comparison_document(
 ) -> dict[str, Any]:
     """A comparison with its answer, and what follows for the share that B is `allowed` to be slower."""
     document: dict[str, Any] = msgspec.to_builtins(found)
-    for place, difference in (("total", found.total), ("reference", found.reference)):
-        if difference is not None:
-            document[place]["answer"] = difference.answer
+    for place, each in (("total", found.total), ("reference", found.reference)):
+        if each is not None:
+            document[place]["answer"] = each.answer
     for name in ("stages", "tasks"):
-        for row, difference in zip(document[name], getattr(found, name), strict=True):
-            row["answer"] = difference.answer
+        for row, each in zip(document[name], getattr(found, name), strict=True):
+            row["answer"] = each.answer
     document = {"answer": found.answer, "sentence": found.sentence, **document}
     if allowed is not None:
         document |= {"allowed": allowed, "slower_than_allowed": is_slower}

@@ -1,10 +1,7 @@
 """What each kind of result shows on its page: the answer first, then charts whose titles are findings."""
 
-<<<<<<< HEAD
 from stoker.report.pages.comparison import sides_page
-=======
 from stoker.report.pages.convergence import convergence_page
->>>>>>> main
 from stoker.report.pages.limit import comparison_page, limit_page
 from stoker.report.pages.machine import machine_page
 from stoker.report.pages.plan import interrupted_page, plan_page
