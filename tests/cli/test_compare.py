@@ -234,7 +234,7 @@ def test_real_runs_on_both_sides(tmp_path: Path) -> None:
     done = apart("compare", *files["a"], "--with", *files["b"], "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    step = next(each for each in document["stages"] if each["name"] == "step")
-    assert step["ratio"] > 1.3
+    found = next(each for each in document["stages"] if each["name"] == "step")
+    assert found["ratio"] > 1.3
     assert document["a"]["runs"] == document["b"]["runs"] == 2
     assert document["changes"] == []

@@ -42,7 +42,6 @@ _MARKS = (
     ("probes", ("runs", "subject")),
     ("prediction", ("limited_by", "setting")),
     ("machine", ("cpu", "host")),
-    ("comparison", ("basis", "total")),
 )
 """Fields by which a document of schema 0 is recognised, the first match counts."""
 
