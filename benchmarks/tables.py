@@ -15,6 +15,7 @@ from typing import Any
 
 import advice_tables
 import published_tables
+import script_tables
 from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -526,7 +527,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
 }
-BLOCKS |= published_tables.TABLES | advice_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES
 
 
 def filled(text: str) -> str:

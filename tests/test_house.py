@@ -40,7 +40,8 @@ def test_every_public_name_is_in_the_docs() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report", "converge"]
+    "command",
+    ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report", "converge", "compare"],
 )
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
@@ -115,4 +116,5 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
         "prepare",
         "report",
         "converge",
+        "compare",
     }

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stoker.records import WorkloadSpec as WorkloadSpec
     from stoker.records import read as read
     from stoker.studies.converge import converge as converge
+    from stoker.studies.sides import compare as compare
     from stoker.studies.study import study as study
     from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
@@ -52,6 +53,7 @@ _HOMES = {
     "Trial": "stoker.records:Trial",
     "Workload": "stoker.workload.workload:Workload",
     "advise": "stoker.tuning.remedies:advise",
+    "compare": "stoker.studies.sides:compare",
     "converge": "stoker.studies.converge:converge",
     "doctor": "stoker.machine:inspect",
     "limit": "stoker.memory.limit:limit",

@@ -15,6 +15,10 @@ from stoker.records import (
     SCHEMA,
     Attempt,
     Candidate,
+    Change,
+    Comparison,
+    Convergence,
+    Difference,
     Extent,
     Facts,
     InterruptedTune,
@@ -30,6 +34,7 @@ from stoker.records import (
     Remedy,
     Run,
     Setting,
+    Side,
     Stage,
     Stalls,
     Subject,
@@ -41,7 +46,15 @@ from stoker.records import (
     parse,
     read,
 )
-from stoker.report.documents import document_of, machine_document, plan_document, save, stalls_document, trial_document
+from stoker.report.documents import (
+    comparison_document,
+    document_of,
+    machine_document,
+    plan_document,
+    save,
+    stalls_document,
+    trial_document,
+)
 
 SUBJECT = Subject(name="net", model="Net", data="set", mode="infer", device="cpu", items=8)
 TRIAL = Trial(
@@ -134,6 +147,19 @@ LIMIT = Limit(
 )
 STALLS = Stalls(memory=TRIAL, cached=TRIAL, cold=TRIAL)
 COMPARISON = MethodComparison(workload="net", rows=(MethodRow(method="trace", limit=LIMIT, error=0.0),))
+CONVERGED = Convergence(
+    workload=SUBJECT, batch_size=16, against=8, seeds=(0,), setting=Setting(batch_size=16), epochs=1
+)
+COMPARED = Comparison(
+    a=Side(sources=("a.json",), runs=1),
+    b=Side(sources=("b.json",), runs=2, left_out=("c.json: it crashed",)),
+    what="net",
+    basis="steady",
+    total=Difference(name="total", unit="batch", a_s=(1.0,), b_s=(1.2, 1.2), ratio=1.2, interval=(1.1, 1.3)),
+    stages=(Difference(name="wait", unit="batch"),),
+    changes=(Change(name="num_workers", kind="setting", a="0", b="2"),),
+    reference=Difference(name="reference job", unit="run"),
+)
 DOCUMENTS: dict[str, tuple[Record, dict[str, Any]]] = {
     "trial": (TRIAL, trial_document(TRIAL, PLAN.remedies)),
     "stalls": (STALLS, stalls_document(STALLS, {})),
@@ -142,6 +168,8 @@ DOCUMENTS: dict[str, tuple[Record, dict[str, Any]]] = {
     "probes": (PROBES, document_of(PROBES)),
     "prediction": (PREDICTION, document_of(PREDICTION)),
     "plan": (PLAN, plan_document(PLAN)),
+    "convergence": (CONVERGED, document_of(CONVERGED)),
+    "comparison": (COMPARED, comparison_document(COMPARED, allowed=0.05, is_slower=True)),
     "interrupted_tune": (
         InterruptedTune(interrupted=True, runs=(RUN,), probes=PROBES, trials=(TRIAL,)),
         document_of(InterruptedTune(interrupted=True, runs=(RUN,), probes=PROBES, trials=(TRIAL,))),
@@ -169,7 +197,7 @@ def test_this_machine_comes_back(tmp_path: Path) -> None:
     assert read(tmp_path / "machine.json") == machine
 
 
-@pytest.mark.parametrize("kind", DOCUMENTS)
+@pytest.mark.parametrize("kind", [kind for kind in DOCUMENTS if kind not in ("comparison", "convergence")])
 def test_documents_from_before_there_were_numbers_are_recognised(kind: str) -> None:
     record, document = DOCUMENTS[kind]
     old = {name: value for name, value in document.items() if name not in ("kind", "schema")}

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.analysis.machines import label
 from stoker.events import AnyEvent, SubjectKnown
 from stoker.process import child
 from stoker.records import Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.studies import executors
 from stoker.studies.executors import LocalExecutor, execute
-from stoker.studies.fingerprint import fingerprint_of, label
+from stoker.studies.fingerprint import fingerprint_of
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 

@@ -8,7 +8,18 @@ import shutil
 
 from rich.console import Console, RenderableType
 
-from stoker.records import Convergence, Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
+from stoker.records import (
+    Comparison,
+    Convergence,
+    Limit,
+    Machine,
+    MethodComparison,
+    Plan,
+    Prediction,
+    Probes,
+    Stalls,
+    Trial,
+)
 
 _WIDEST = 100
 """Columns at most, as on the command line outside a terminal."""
@@ -70,6 +81,13 @@ def machine_text(machine: Machine) -> str:
     from stoker.report.views.machine import machine_view
 
     return _text(machine_view(machine))
+
+
+def compared_text(comparison: Comparison) -> str:
+    """The table of `stoker compare`."""
+    from stoker.report.views.compare import compare_view
+
+    return _text(compare_view(comparison))
 
 
 def convergence_text(convergence: Convergence) -> str:

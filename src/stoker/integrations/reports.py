@@ -9,6 +9,7 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.records import (
+    Comparison,
     Convergence,
     InterruptedTune,
     Limit,
@@ -65,6 +66,8 @@ def page_of(record: Record) -> Page:
             return pages.limit_page(record)
         case MethodComparison():
             return pages.comparison_page(record)
+        case Comparison():
+            return pages.sides_page(record)
         case Prediction():
             return pages.prediction_page(None, (), record)
         case Probes():

@@ -32,6 +32,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.comparison import Answer, Basis, Change, ChangeKind, Comparison, Difference, Side, Unit
 from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
@@ -90,15 +91,21 @@ __all__ = [
     "AlgebraTiming",
     "AliveBytes",
     "AliveSince",
+    "Answer",
     "Attempt",
+    "Basis",
     "Batching",
     "Bound",
     "Candidate",
+    "Change",
+    "ChangeKind",
     "Checkpoint",
     "Clock",
+    "Comparison",
     "Convergence",
     "Cpu",
     "Cuda",
+    "Difference",
     "Disk",
     "Extent",
     "Facts",
@@ -134,6 +141,7 @@ __all__ = [
     "RuledOut",
     "Run",
     "Setting",
+    "Side",
     "Software",
     "Stage",
     "Stalls",
@@ -146,6 +154,7 @@ __all__ = [
     "Timeline",
     "TrainingRun",
     "Trial",
+    "Unit",
     "Verdict",
     "VerifiedRemedy",
     "WorkerLog",

@@ -12,6 +12,7 @@ from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
 from stoker.records import (
+    Comparison,
     Convergence,
     Disk,
     Machine,
@@ -125,6 +126,23 @@ def machine_document(machine: Machine) -> dict[str, Any]:
     if machine.disk is not None:
         _add_speeds(document["disk"], machine.disk)
     return labelled(machine, document)
+
+
+def comparison_document(
+    found: Comparison, *, allowed: float | None = None, is_slower: bool | None = None
+) -> dict[str, Any]:
+    """A comparison with its answer, and what follows for the share that B is `allowed` to be slower."""
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    for place, each in (("total", found.total), ("reference", found.reference)):
+        if each is not None:
+            document[place]["answer"] = each.answer
+    for name in ("stages", "tasks"):
+        for row, each in zip(document[name], getattr(found, name), strict=True):
+            row["answer"] = each.answer
+    document = {"answer": found.answer, "sentence": found.sentence, **document}
+    if allowed is not None:
+        document |= {"allowed": allowed, "slower_than_allowed": is_slower}
+    return labelled(found, document)
 
 
 def _add_speeds(document: dict[str, Any], disk: Disk) -> None:

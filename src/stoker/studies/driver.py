@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from stoker.analysis.machines import facts_of
 from stoker.errors import StokerError
 from stoker.events import OnEvent
 from stoker.records import Record, Task
 from stoker.studies.executors import Executor, Finished
-from stoker.studies.fingerprint import facts_of, fingerprint_of
+from stoker.studies.fingerprint import fingerprint_of
 from stoker.studies.grid import order
 from stoker.studies.store import Claim, Slot, Store, TrialRow
 

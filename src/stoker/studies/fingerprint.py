@@ -3,16 +3,8 @@
 from hashlib import sha256
 from typing import Any
 
+from stoker.analysis.machines import facts_of
 from stoker.records import Machine, encode
-
-
-def facts_of(machine: Machine) -> dict[str, Any]:
-    """What a fingerprint is made from: processor, usable CPUs, GPUs and their memory. Versions are not part of it."""
-    return {
-        "cpu": machine.cpu.model,
-        "usable_cpus": machine.cpu.usable,
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.memory_total_bytes} for gpu in machine.gpus],
-    }
 
 
 def fingerprint_of(machine: Machine) -> str:
@@ -23,12 +15,3 @@ def fingerprint_of(machine: Machine) -> str:
 def fingerprint(facts: dict[str, Any]) -> str:
     """The fingerprint of the facts of a machine."""
     return sha256(encode(dict(sorted(facts.items())))).hexdigest()[:12]
-
-
-def label(facts: dict[str, Any]) -> str:
-    """A machine in a few words."""
-    if "label" in facts:
-        return str(facts["label"])
-    gpus = facts.get("gpus") or []
-    gpu = f", {len(gpus)} × {gpus[0]['name']}" if len(gpus) > 1 else f", {gpus[0]['name']}" if gpus else ", no GPU"
-    return f"{facts.get('usable_cpus', 0):g} CPUs ({facts.get('cpu', 'unknown')}){gpu}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stoker.analysis.machines import label
 from stoker.errors import InputError
 from stoker.events import OnEvent
 from stoker.records import Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
-from stoker.studies.fingerprint import label
 from stoker.studies.grid import Asked, Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
 from stoker.studies.store import Slot, Store, TrialRow

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 import msgspec
 
 from stoker.analysis import published
+from stoker.analysis.machines import facts_of
 from stoker.atomic import write_whole
 from stoker.errors import InputError
 from stoker.records import Extent, Outcome, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.records.documents import SCHEMA
 from stoker.studies.axes import EXTENT, NAMES, SETTING
 from stoker.studies.figures import figures_of
-from stoker.studies.fingerprint import facts_of, fingerprint
+from stoker.studies.fingerprint import fingerprint
 from stoker.studies.grid import Grid
 from stoker.studies.store import Store, TrialRow
 

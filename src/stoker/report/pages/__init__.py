@@ -1,5 +1,6 @@
 """What each kind of result shows on its page: the answer first, then charts whose titles are findings."""
 
+from stoker.report.pages.comparison import sides_page
 from stoker.report.pages.convergence import convergence_page
 from stoker.report.pages.limit import comparison_page, limit_page
 from stoker.report.pages.machine import machine_page
@@ -16,6 +17,7 @@ __all__ = [
     "machine_page",
     "plan_page",
     "prediction_page",
+    "sides_page",
     "stalls_page",
     "study_page",
     "trial_page",
