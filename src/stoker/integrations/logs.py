@@ -50,7 +50,8 @@ class Step(Record, frozen=True):
 
 class Fetch(Record, frozen=True):
     """One batch that was loaded: by a worker, or (None) by the loop itself. `stages_s` are own times; what is left of
-    the items' time is their `item`. Without `item_s`, the dataset loads whole batches."""
+    the items' time is their `item`. Without `item_s`, the dataset loads whole batches. `send_s` is what packing the
+    batch for the loop took, in a worker."""
 
     iteration: int
     worker: int | None
@@ -63,6 +64,7 @@ class Fetch(Record, frozen=True):
     bytes: int
     item_s: tuple[float, ...] = ()
     stages_s: dict[str, float] = msgspec.field(default_factory=dict)
+    send_s: float = 0.0
 
     @property
     def items_s(self) -> float:
@@ -286,17 +288,20 @@ def _add_worker(
     own = [number for number in own if iterations[number]["began_ns"] <= head["began_ns"]][-1:] + [
         number for number in own if iterations[number]["began_ns"] > head["began_ns"]
     ]  # its number may have been that of another worker before
+    sent = sorted(map(tuple, _rows("send", lines)))
     for row in _rows("fetch", lines):
         if row[0] < len(own):
-            fetches += [_fetch(row, head["worker"], own[row[0]])]
+            place = bisect.bisect_left(sent, (row[4], 0))
+            took = sent[place][1] * _S if place < len(sent) else 0.0
+            fetches += [_fetch(row, head["worker"], own[row[0]], took)]
     begins = [iterations[number]["began_ns"] for number in own]
-    for began, spent in _rows("send", lines):
+    for began, spent in sent:
         place = bisect.bisect_right(begins, began) - 1
         if place >= 0:
             sends.setdefault(own[place], []).append(spent * _S)
 
 
-def _fetch(row: list[Any], worker: int | None, iteration: int) -> Fetch:
+def _fetch(row: list[Any], worker: int | None, iteration: int, send_s: float = 0.0) -> Fetch:
     _, number, began, loaded, ended, cpu, items, size, item_ns, stages = row
     return Fetch(
         iteration=iteration,
@@ -310,6 +315,7 @@ def _fetch(row: list[Any], worker: int | None, iteration: int) -> Fetch:
         bytes=size,
         item_s=tuple(each * _S for each in item_ns),
         stages_s={name: each * _S for name, each in stages.items()},
+        send_s=send_s,
     )
 
 

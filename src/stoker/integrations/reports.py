@@ -17,6 +17,7 @@ from stoker.records import (
     Prediction,
     Probes,
     Record,
+    ScriptAnswer,
     Stalls,
     Trial,
     read,
@@ -79,6 +80,16 @@ def _trial_page(trial: Trial) -> Page:
     from stoker.tuning.remedies import advise
 
     return trial_page(trial, verdict(trial), advise(trial))
+
+
+def script_page(answer: ScriptAnswer) -> Page:
+    """The page of a script that was run. Raises InputError where no loader was observed."""
+    from stoker.analysis.verdict import verdict
+    from stoker.report import pages
+
+    if answer.training is None:
+        raise InputError("no loader was observed: there are no charts")
+    return pages.trial_page(answer.training, verdict(answer.training), answer.remedies)
 
 
 def plan_page(plan: Plan, probes: Probes | None = None, machine: Machine | None = None) -> Page:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from stoker.analysis.spans import step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
 from stoker.forecast.predictor import Predictor
@@ -258,6 +259,20 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """
     if not _says_enough(trial) or trial.machine is None:
         return []
+    try:
+        predictor, now = predictor_of(trial, *others)
+        epochs = len(trial.timeline.batches)
+        items = max(1, trial.items // epochs)
+        return remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
+    except InputError:
+        return []
+
+
+def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
+    """A predictor from the samples of finished runs, and the setting of the first. Raises InputError for a trial that
+    says too little: without a machine, or with no loading seen."""
+    if not _says_enough(trial) or trial.machine is None:
+        raise InputError("nothing can be predicted from a run that did not load anything")
     runs = [
         run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))
     ]
@@ -266,12 +281,17 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
-    try:
-        epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
-        return remedies(Predictor(probes), now, items, epochs=epochs, measured_s=trial.total_s)
-    except InputError:
-        return []
+    predictor = Predictor(probes, cores=_cores(trial))
+    cores = step_cores(trial)
+    return (predictor if cores is None else predictor.with_step_cores(cores)), now
+
+
+def _cores(trial: Trial) -> float | None:
+    """The CPUs of one rank, where several of a script share the machine; None for all of them."""
+    ranks = trial.task.options.get("local_world_size") if trial.task is not None else None
+    if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
+        return None
+    return max(1.0, trial.machine.cpu.usable / ranks)
 
 
 def _says_enough(trial: Trial) -> bool:
