@@ -23,7 +23,7 @@ class _Command(TyperCommand):
 def _first_word(command: click.Command, ctx: click.Context, args: list[str]) -> int:
     """Where the user's command begins. After `--` nothing is looked at."""
     valued = {
-        option: isinstance(each, click.Option) and not each.is_flag and not each.count
+        option: not getattr(each, "is_flag", False)
         for each in command.get_params(ctx)
         for option in (*each.opts, *each.secondary_opts)
     }

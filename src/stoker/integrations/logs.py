@@ -7,6 +7,7 @@ one, without the time that the loop spent with other loaders meanwhile.
 import bisect
 import json
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class GaugeReading(Record, frozen=True):
 
 class ProcessLog(Record, frozen=True):
     """One process that read loaders: the script, or one of its ranks. `ended` is "batches", "exit", or None where the
-    process ended without notice."""
+    process ended without notice. `replay_s` is what each batch took that was handed out again, without loading."""
 
     pid: int
     ppid: int
@@ -146,6 +147,7 @@ class ProcessLog(Record, frozen=True):
     ended_s: float | None = None
     loaders: tuple[LoaderLog, ...] = ()
     gauges: tuple[GaugeReading, ...] = ()
+    replay_s: tuple[float, ...] = ()
 
     @property
     def training(self) -> LoaderLog | None:
@@ -213,7 +215,9 @@ def _process(lines: list[dict[str, Any]], workers: list[list[dict[str, Any]]]) -
     gpu: dict[int, dict[str, float]] = {}
     for asked, stage, spent in _rows("gpu", lines):
         gpu.setdefault(asked, {})[stage] = spent * _S
-    steps = _steps(rows, iterations, gpu, end["ns"] if end.get("reason") == "batches" else None)
+    replays = _rows("replay", lines)
+    over = end["ns"] if end.get("reason") == "batches" else None
+    steps = _steps(rows, iterations, gpu, replays[0][hooks.ASKED] if replays else over)
     fetches = [_fetch(row, None, row[0]) for row in _rows("fetch", lines)]
     sends: dict[int, list[float]] = {}
     for worker in workers:
@@ -228,7 +232,14 @@ def _process(lines: list[dict[str, Any]], workers: list[list[dict[str, Any]]]) -
         ended_s=end["ns"] * _S if end else None,
         loaders=tuple(_loader(line, iterations, ends, steps, fetches, sends) for line in _of("loader", lines)),
         gauges=tuple(_gauge(line) for line in _of("gauge", lines)),
+        replay_s=_periods(replays, over),
     )
+
+
+def _periods(rows: list[list[int]], over: int | None) -> tuple[float, ...]:
+    """From one batch that the loop asked for to the next, and from the last one to the end."""
+    asked = [row[hooks.ASKED] for row in rows] + ([over] if rows and over is not None else [])
+    return tuple((after - before) * _S for before, after in pairwise(asked))
 
 
 def _gauge(line: dict[str, Any]) -> GaugeReading:

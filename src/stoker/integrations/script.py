@@ -157,7 +157,10 @@ def site_of_loader(first: LoaderTrial) -> Site:
 
 
 def _headroom(first: LoaderTrial) -> Headroom | None:
-    return None
+    before_s = pace_s(first.trial)
+    if before_s is None or not first.process.replay_s:
+        return None
+    return Headroom(before_s=before_s, step_s=first.process.replay_s)
 
 
 # ---------------------------------------------------------------- the proof
