@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand
 
@@ -14,13 +13,13 @@ from stoker.errors import InputError
 class _Command(TyperCommand):
     """From the first word of the user's command on, every argument is the script's."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`-m package` and `-c code` begin a command, too."""
         place = _first_word(self, ctx, args)
         return super().parse_args(ctx, [*args[:place], "--", *args[place:]] if place < len(args) else args)
 
 
-def _first_word(command: click.Command, ctx: click.Context, args: list[str]) -> int:
+def _first_word(command: Any, ctx: Any, args: list[str]) -> int:
     """Where the user's command begins. After `--` nothing is looked at."""
     valued = {
         option: not getattr(each, "is_flag", False)

@@ -262,7 +262,7 @@ def _option(call: ast.Call, name: str) -> str | None:
     long = [each for each in flags if each.startswith("--")]
     given = next((_literal(each.value) for each in call.keywords if each.arg == "dest"), None)
     destination = given or (long or flags or [""])[0].lstrip("-").replace("-", "_")
-    return (long or flags or [None])[0] if destination == name else None
+    return next(iter(long or flags), None) if destination == name else None
 
 
 def _of_dictionary(sources: Sequence[_Source], key: str, value: Value) -> _Found | None:

@@ -119,7 +119,7 @@ def answer_of(
     ranks = [each for each in rest if each.process is not first.process and each.loader is each.process.training]
     others = [each for each in rest if each not in ranks and each.process is first.process]
     proposals = tuple(_proposal(first, remedy) for remedy in propose(first.trial))
-    loader = set(first.trial.setting.__struct_fields__) & {"num_workers", "prefetch_factor", "persistent_workers"}
+    loader = {"num_workers", "prefetch_factor", "persistent_workers"}
     remedies = [
         each for each in advise(first.trial) if not loader & set(each.changes) and "batch_size" not in each.changes
     ]

@@ -46,6 +46,8 @@ class TrialRules(Record, frozen=True):
 
     least_batches: int = 2
     """A loader that was left after one batch, as by Lightning's sanity check, has no pace."""
+    seen_share: float = 0.9
+    """Where fewer batches than this share were looked at while they were loaded, a note says so."""
     warm_share: float = 0.25
     """Warm-up takes at most this share of an epoch, where epochs are short."""
 
@@ -78,7 +80,7 @@ def trials_of(log: RunLog, command: Sequence[str], around: Surroundings | None =
     found = []
     for process in log.processes:
         for loader in process.loaders:
-            made = _trial(process, loader, command, around or Surroundings())
+            made = _trial(process, loader, command, around or Surroundings(), _neighbours(process, log))
             if made is not None:
                 found.append(LoaderTrial(made, loader, process))
 
@@ -90,7 +92,14 @@ def trials_of(log: RunLog, command: Sequence[str], around: Surroundings | None =
     return sorted(found, key=order)
 
 
-def _trial(process: ProcessLog, loader: LoaderLog, command: Sequence[str], around: Surroundings) -> Trial | None:
+def _neighbours(process: ProcessLog, log: RunLog) -> int:
+    """How many ranks share this one's machine, itself included."""
+    return max(1, sum(each.rank is not None and each.host == process.host for each in log.processes))
+
+
+def _trial(
+    process: ProcessLog, loader: LoaderLog, command: Sequence[str], around: Surroundings, ranks: int
+) -> Trial | None:
     epochs = _epochs(loader)
     if sum(len(epoch.steps) for epoch in epochs) < RULES.least_batches:
         return None
@@ -99,7 +108,9 @@ def _trial(process: ProcessLog, loader: LoaderLog, command: Sequence[str], aroun
     loads = _loads(loader, epochs, setting)
     device = "cuda" if _on_gpu(process) else "cpu"
     stages = _loop_stages(epochs, clock)
-    notes = [] if loads.seen == len(loads.fetches) else [_seen_note(loads)]
+    notes = [_overridden_note(loader)] if loader.overridden else []
+    if loads.seen < RULES.seen_share * len(loads.fetches):
+        notes.append(_seen_note(loads))
     items = tuple(each.items for each in loads.fetches)
     began = around.when and datetime.fromtimestamp(
         process.unix_s + epochs[0].log.began_s - process.clock_s, around.when.tzinfo
@@ -122,7 +133,7 @@ def _trial(process: ProcessLog, loader: LoaderLog, command: Sequence[str], aroun
         interference=around.interference,
         idle_cpus=around.idle_cpus,
         run_delay=gauges["run_delay"].average if "run_delay" in gauges else None,
-        task=_task(process, loader, command, setting),
+        task=_task(process, loader, command, setting, ranks),
         when=began,
         reference_s=around.reference_s,
     )
@@ -181,7 +192,7 @@ def _setting(loader: LoaderLog) -> Setting:
     )
 
 
-def _task(process: ProcessLog, loader: LoaderLog, command: Sequence[str], setting: Setting) -> Task:
+def _task(process: ProcessLog, loader: LoaderLog, command: Sequence[str], setting: Setting, ranks: int) -> Task:
     options: dict[str, str | int | float | bool] = {"command": shlex.join(command), "loader": loader.kind}
     site = site_of(loader, process)
     if site is not None:
@@ -190,6 +201,8 @@ def _task(process: ProcessLog, loader: LoaderLog, command: Sequence[str], settin
         value = getattr(process, name)
         if value is not None:
             options[name] = value
+    if ranks > 1:
+        options["local_world_size"] = ranks
     if loader.made_by:
         options["made_by"] = ", ".join(loader.made_by)
     return Task(
@@ -251,7 +264,7 @@ class _Clock:
     """Seconds since the trial began, without the spans in which it stood still."""
 
     def __init__(self, began_s: float, spans: Sequence[tuple[float, float]]) -> None:
-        self._began_s = began_s
+        self.began_s = began_s
         merged: list[list[float]] = []
         for start, end in sorted((max(start, began_s), end) for start, end in spans if end > began_s):
             if merged and start <= merged[-1][1]:
@@ -267,7 +280,7 @@ class _Clock:
         away = self._before[place]
         if place:
             away -= max(0.0, self._ends[place - 1] - moment_s)
-        return moment_s - self._began_s - away
+        return moment_s - self.began_s - away
 
     def between(self, start_s: float, end_s: float) -> float:
         return max(0.0, self.at(end_s) - self.at(start_s))
@@ -381,7 +394,7 @@ def _timeline(epochs: Sequence[_Epoch], clock: _Clock, items: tuple[int, ...]) -
 
 def _gauges(process: ProcessLog, clock: _Clock, around: Surroundings) -> dict[str, Gauge]:
     """The readings from outside, and the CPUs that the loop's own process used while the clock ran."""
-    began, over = (clock._began_s, process.ended_s or float("inf"))
+    began, over = (clock.began_s, process.ended_s or float("inf"))
     found = {}
     for name, gauge in around.gauges.items():
         pairs = [(at, value) for at, value in zip(gauge.times_s, gauge.samples, strict=True) if began <= at <= over]
@@ -477,6 +490,11 @@ def _unseen(step: Step, setting: Setting, worker: int | None) -> Fetch:
         items=setting.batch_size,
         bytes=0,
     )
+
+
+def _overridden_note(loader: LoaderLog) -> str:
+    words = ", ".join(f"{name} {before} → {after}" for name, (before, after) in loader.overridden.items())
+    return f"set from outside for this run: {words}"
 
 
 def _seen_note(loads: _Loads) -> str:
