@@ -32,8 +32,8 @@ class Case(NamedTuple):
 
 CASES = (
     Case("resnet18", "tensors", "infer", "cpu", 512, 32),  # the model and the workers share the cores
-    Case("mobilenet_v3_small", "images", "train", "cpu", 512, 32),
-    Case("resnet18", "images", "infer", "sleep:2ms/item", 2048, 128),
+    Case("mobilenet_v3_small", "jpeg", "train", "cpu", 512, 32),
+    Case("resnet18", "jpeg", "infer", "sleep:2ms/item", 2048, 128),
     Case("resnet18", "tensors", "infer", "sleep:1ms/item", 4096, 128),
 )
 

@@ -3,7 +3,8 @@
 python benchmarks/published_data.py --data FOLDER [--check]
 
 FOLDER holds published_lab.json (bar heights read from the authors' vector charts), published_batch_impact_raw.json
-(their raw run) and lab_results.json (what their notes print).
+(their raw run), lab_results.json (what their notes print), a5000_loader_runs.json and a5000_loader_runs_tensors.json
+(their raw runs of the loader alone).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +22,15 @@ from common import say
 TABLES = Path(__file__).parents[1] / "src" / "stoker" / "data" / "published"
 REPOSITORY = "github.com/hpides/alsatian, commit a5749c9"
 MACHINE = "RTX A5000 24 GB, Threadripper PRO 3995WX, 32 logical CPUs in a container"
-FILES = ("published_lab.json", "published_batch_impact_raw.json", "lab_results.json")
+FILES = (
+    "published_lab.json",
+    "published_batch_impact_raw.json",
+    "lab_results.json",
+    "a5000_loader_runs.json",
+    "a5000_loader_runs_tensors.json",
+)
+SET_ITEMS = 9469
+"""Items of the set that the loader alone ran over: eleven batches of 1,024 would be more."""
 DATA = {
     "imagenette": "jpeg",
     "preprocessed_ssd": "tensors",
@@ -39,13 +48,14 @@ Rows = list[dict[str, Any]]
 
 def tables(folder: Path) -> Iterator[tuple[str, str, Rows]]:
     """Each table's name, what it has, and its rows."""
-    lab, impact, printed = (json.loads((folder / name).read_text(encoding="utf-8")) for name in FILES)
+    lab, impact, printed, *runs = (json.loads((folder / name).read_text(encoding="utf-8")) for name in FILES)
     yield "batch-and-workers", "Seconds end to end, inference over 9,216 items. Read from the charts.", grid(lab)
     yield "average-regrets", "Average regrets over 12 models, as printed.", regrets(printed)
     yield "inference-times", "Seconds an item, data on the device. Read from the charts.", inference(lab)
     yield "stage-times", "Seconds of stages of feature extraction. Read from the charts.", stages(lab)
     yield "batch-impact", "JPEG, 9,469 items, 8 workers: medians and sums over batches of the raw run.", batches(impact)
     yield "max-batch", "Largest power of two, inference, as printed.", largest(printed)
+    yield "data-loading", "The loader alone, 11 batches or the whole set: waits of the raw runs.", loading(runs)
 
 
 def named(model: str) -> str:
@@ -119,6 +129,22 @@ def largest(printed: Any) -> Rows:
     return [
         {"model": named(model), "max_batch": size, "next_tried": str(model not in NEVER_TRIED).lower()}
         for model, size in found.items()
+    ]
+
+
+def loading(runs: Sequence[Any]) -> Rows:
+    return [
+        {
+            "data": DATA[run["data"]],
+            "batch_size": run["batch_size"],
+            "num_workers": run["workers"],
+            "run_items": min(run["batch_size"] * len(waits), SET_ITEMS),
+            "first_batch_s": waits[0],
+            "seconds": sum(waits),
+        }
+        for each in runs
+        for run in each
+        for waits in [run["measurements"]["load_data"]]
     ]
 
 

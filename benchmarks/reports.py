@@ -1,9 +1,9 @@
 """How large are reports, and how long do they take? And the reports that the docs show.
 
-python benchmarks/reports.py [--docs] [--db FILE]
+python benchmarks/reports.py [--docs]
 
-`--docs` draws docs/reports again: the published grid as a page and as a picture, one picture of a single run, and with
-`--db` one picture of each small preset that the store has (`stoker study run NAME --scale small --db FILE`).
+`--docs` draws docs/reports again: the published grid as a page and as a picture, one picture of a single run, and
+one of each small preset whose trials `study_presets.py` wrote.
 """
 
 import argparse
@@ -19,15 +19,14 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from common import arguments, say, write
+from common import RESULTS, arguments, say, write
 
 from stoker.analysis import published
-from stoker.integrations.reports import study_page as page_of_study
 from stoker.records import Trial
 from stoker.report.html import Page, png, render
 from stoker.report.pages import study_page, trial_page
 from stoker.report.pages.study import StudyAbout
-from stoker.studies.study import listing, stored_study
+from stoker.studies.presets import read_preset
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "reports"
@@ -99,7 +98,7 @@ def once(name: str) -> None:
     )
 
 
-def draw(store: Path | None) -> None:
+def draw() -> None:
     """The files of docs/reports."""
     DOCS.mkdir(parents=True, exist_ok=True)
     about = StudyAbout(
@@ -114,11 +113,14 @@ def draw(store: Path | None) -> None:
     answers = ROOT / "tests" / "answers" / "trials.jsonl.gz"
     trials = [msgspec.json.decode(line, type=Trial) for line in gzip.decompress(answers.read_bytes()).splitlines()]
     picture(trial_page(next(trial for trial in trials if trial.setting.num_workers > 1)), "Timeline", "timeline")
-    for row in listing(store) if store else []:
-        study = stored_study(row["name"], store or Path())
-        found = page_of_study(study, against=())
+    for trials_of in sorted((RESULTS / "two-cores" / "studies").glob("*.csv")):
+        name = trials_of.stem
+        grid = read_preset(name, "small")
+        found = study_page(
+            pl.read_csv(trials_of, infer_schema_length=None), StudyAbout(name=name, title=grid.title, kind=grid.kind)
+        )
         if found.figures:
-            picture(found, found.figures[0].alt.partition(".")[0], row["name"])
+            picture(found, found.figures[0].alt.partition(".")[0], f"{name}-small")
 
 
 def picture(page: Page, kind: str, name: str) -> None:
@@ -147,10 +149,9 @@ def photograph(page: Path, target: Path) -> None:
 def main() -> None:
     parser: argparse.ArgumentParser = arguments(__doc__)
     parser.add_argument("--docs", action="store_true", help="only draw docs/reports")
-    parser.add_argument("--db", type=Path, help="a store with small presets")
     options = parser.parse_args()
     if options.docs:
-        draw(options.db)
+        draw()
         return
     rows = [measure(name) for name in CASES]
     for row in rows:

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import advice_tables
 import published_tables
 from common import RESULTS, at, say, tried_sizes
 
@@ -458,13 +459,14 @@ def output(name: str) -> Callable[[], str]:
 
 
 def reports() -> str:
-    head = ["study", "trials", "charts", "size", "time"]
+    head = ["study", "trials", "charts", "size", "time", "CPU time"]
     lines = [
         [
             row["name"],
             f"{row['trials']:,}",
             str(row["charts"]),
             f"{row['bytes'] / 1e6:.1f} MB",
+            f"{row['wall_s']:.1f} s",
             f"{row['cpu_s']:.1f} s",
         ]
         for row in rows("two-cores", "reports")
@@ -506,7 +508,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
 }
-BLOCKS |= published_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES
 
 
 def filled(text: str) -> str:

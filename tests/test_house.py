@@ -53,6 +53,22 @@ def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     assert f"## `stoker {command}" in text
 
 
+def test_every_command_of_a_study_is_in_its_section_of_the_docs_with_every_option() -> None:
+    from typer.main import get_command
+
+    from stoker.cli.main import app
+
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = text.partition("## `stoker study`")[2].partition("\n## ")[0]
+    words = set(re.findall(r"[\w-]+", section))
+    commands = get_command(app).commands["study"].commands  # type: ignore[attr-defined]
+    assert {"run", "presets", "list", "status", "show", "export", "import"} <= set(commands)
+    for name, command in commands.items():
+        assert f"`study {name}" in section, name
+        options = [option for parameter in command.params for option in parameter.opts if option.startswith("--")]
+        assert [option for option in options if option not in words] == [], name
+
+
 @pytest.mark.parametrize("script", ["tables.py", "outputs.py"])
 def test_figures_in_the_docs_are_those_of_the_result_files(script: str) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / script), "--check"]

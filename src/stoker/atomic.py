@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
@@ -100,23 +100,25 @@ def check_target(path: Path) -> None:
         raise InputError(f"cannot write {path}: {place.parent} is not a folder that can be written to")
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | Iterable[bytes]) -> None:
     """Write a file whole or not at all. Raises InputError or MachineError if that is not possible.
 
+    Data that is too large for memory comes in parts, which are written one after another.
     A link stays a link: the file that it points to is replaced. A file that is there keeps its permissions. A
     character device, such as /dev/stdout or /dev/null, is written to and never replaced.
     """
     check_target(path)
     place = Path(os.path.realpath(path))
+    parts = [data] if isinstance(data, bytes) else data
     try:
         if place.exists() and not place.is_file():
-            write_device(place, data)
+            write_device(place, parts)
             return
         mode = stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask()
         handle, name = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(data)
+                file.writelines(parts)
             os.chmod(name, mode)  # noqa: PTH101
             os.replace(name, place)  # noqa: PTH105
         except BaseException:
@@ -126,12 +128,13 @@ def write_whole(path: Path, data: bytes) -> None:
         raise MachineError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def write_device(place: Path, data: bytes) -> None:
-    """Write to a character device, in as many parts as it takes."""
+def write_device(place: Path, parts: Iterable[bytes]) -> None:
+    """Write to a character device, each part in as many pieces as it takes."""
     with place.open("wb", buffering=0) as device:
-        rest = memoryview(data)
-        while rest.nbytes:
-            rest = rest[device.write(rest) :]
+        for part in parts:
+            rest = memoryview(part)
+            while rest.nbytes:
+                rest = rest[device.write(rest) :]
 
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH

@@ -84,6 +84,19 @@ def test_limits_are_compared_by_batch() -> None:
     assert compared_rows(limits, published.grid()) == []
 
 
+def test_times_after_the_warm_up_are_compared_where_one_study_has_nothing_else() -> None:
+    theirs = published.inference_trials()
+    ours = theirs.with_columns(
+        (pl.col("steady_item_s") * 3).alias("steady_item_s"),
+        pl.lit(320).alias("run_items"),
+        pl.lit(7.0).alias("seconds"),  # of the whole run: not to be compared
+    )
+    rows = compared_rows(ours, theirs)
+    assert len(rows) == 60
+    assert {(round(row["ratio"], 9), row["unit"]) for row in rows} == {(3.0, "steady")}
+    assert compared_rows(theirs, published.grid()) == []
+
+
 def test_samples_are_of_the_widest_workload_the_fastest_first() -> None:
     table = [{**row, "task_key": f"{row['workload']}-{row['batch_size']}-{row['num_workers']}"} for row in rows(("a",))]
     assert sample_keys(pl.DataFrame(table, infer_schema_length=None)) == ["a-8-4", "a-8-0", "a-8-2"]

@@ -70,6 +70,12 @@ def test_stages_add_up_to_the_printed_totals() -> None:
     sums = frame.group_by("data", "model", "part", "items").agg(pl.col("seconds").sum(), pl.col("total_s").first())
     assert sums.height == 84
     assert (sums["seconds"] - sums["total_s"]).abs().max() < 1e-4  # type: ignore[operator]
+    trials = published.stage_trials()
+    assert trials.height == 84
+    stages = stage_shares(trials)
+    assert set(stages["clock"]) == {"loop"}
+    assert set(stages.filter(pl.col("share") > 1e-4)["stage"]) == {"prepare_model", "prepare_data", "forward", "score"}
+    assert stages["stage_s"].sum() == pytest.approx(frame["seconds"].sum(), rel=1e-4)
 
 
 def test_inference_times_have_every_model_at_five_sizes() -> None:
@@ -88,6 +94,21 @@ def test_batch_impact_has_stages_that_add_up_to_the_run_within_a_second() -> Non
     assert medians.height == 48
     whole = medians.filter(pl.col("batch_size") == 32)
     assert set(whole["batches"]) == {-(-published.IMPACT_ITEMS // 32)}
+    batches = published.batch_trials()
+    assert (
+        batches.select("model", "batch_size", "wait_s").rows() == medians.select("model", "batch_size", "wait_s").rows()
+    )
+    assert (batches["seconds"] > batches["forward_s"]).all()
+
+
+def test_the_loader_alone_has_both_kinds_of_data_at_every_setting() -> None:
+    frame = published.loader_runs()
+    assert frame.group_by("data").len().sort("data").rows() == [("jpeg", 35), ("tensors", 35)]
+    assert frame.select("batch_size", "num_workers").n_unique() == 35
+    assert (frame["first_batch_s"] < frame["seconds"]).all()
+    short = frame.filter(pl.col("run_items") < pl.col("batch_size") * published.LOADER_BATCHES)
+    assert set(short["batch_size"]) == {1024}
+    assert set(short["run_items"]) == {9469}
 
 
 def test_the_largest_batch_for_all_models() -> None:
@@ -98,7 +119,15 @@ def test_the_largest_batch_for_all_models() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["average-regrets", "batch-and-workers", "batch-impact", "inference-times", "max-batch", "stage-times"],
+    [
+        "average-regrets",
+        "batch-and-workers",
+        "batch-impact",
+        "data-loading",
+        "inference-times",
+        "max-batch",
+        "stage-times",
+    ],
 )
 def test_every_file_names_its_source(name: str) -> None:
     from importlib.resources import files

@@ -59,6 +59,14 @@ class Driver:
         self.pids: set[int] = set()
         self.errors = ""
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def await_line(self) -> bool:
         """Read until one more trial is reported; False where the driver has ended."""
         assert self._process.stdout is not None

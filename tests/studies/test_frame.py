@@ -1,9 +1,15 @@
 """The frame of a study's trials: columns, types, attempts, and devices that stand in for models."""
 
+import gzip
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
+from stoker.analysis.times import stage_shares
+from stoker.records import Trial
+from stoker.studies.figures import figures_of
 from stoker.studies.frame import trials_frame
 from stoker.studies.store import TrialRow
 
@@ -56,6 +62,21 @@ def test_a_device_that_sleeps_is_the_workload_it_stands_in_for() -> None:
     found = frame(cells, trial("1"), trial("3"))
     assert sorted(found["workload"]) == ["resnet18 sleep:1ms", "vit_b_16 sleep:1ms"]
     assert frame({"k": {**CELL, "device": "cpu"}}, trial())["workload"].to_list() == ["resnet18"]
+
+
+def test_only_stages_of_the_runs_are_stages() -> None:
+    """Other columns end in `_s`, too: of the child process, of a reference job, of a tune."""
+    packed = gzip.decompress((Path(__file__).parents[1] / "answers" / "trials.jsonl.gz").read_bytes())
+    runs = [msgspec.json.decode(line, type=Trial) for line in packed.splitlines()[:6]]
+    cells = {str(number): {**CELL, "num_workers": number} for number in range(len(runs))}
+    found = frame(
+        cells, *(trial(key, figures=figures_of(run), wall_s=9.0) for key, run in zip(cells, runs, strict=True))
+    )
+    stages = {name for run in runs for name in run.stages if "." not in name}
+    assert stages >= {"wait", "forward"}
+    assert set(stage_shares(found)["stage"]) - {"other"} == stages - {"other"}
+    tuned = found.with_columns(tuning_s=pl.lit(7.0))
+    assert stage_shares(tuned).equals(stage_shares(found))
 
 
 def test_no_trials_are_a_frame_with_columns() -> None:

@@ -43,10 +43,16 @@ def test_full_presets_have_the_published_sizes() -> None:
 def test_published_figures_have_the_settings_of_their_preset() -> None:
     from stoker.analysis import published
 
+    columns = ["workload", "data", "items", "batch_size", "num_workers"]
     for name, frame in (("batch-and-workers", published.grid()), ("batch-impact", published.batch_impact())):
-        columns = ["workload", "data", "items", "batch_size", "num_workers"]
         cells = {tuple(cell.get(column) for column in columns) for cell in read_preset(name).cells()}
         assert set(frame.select(columns).iter_rows()) == cells
+    columns = ["data", "batches", "batch_size", "num_workers"]
+    loading = [
+        cell for cell in read_preset("data-loading").cells() if cell["device"] == "sleep:0s" and "batches" in cell
+    ]
+    cells = {tuple(cell[column] for column in columns) for cell in loading}
+    assert set(published.loader_runs().select(columns).iter_rows()) == cells
 
 
 def test_cnns_and_transformers_are_apart() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import stoker
 from stoker.errors import InputError
+from stoker.studies.models import Misfit
 from stoker.studies.store import Slot, Store
 from stoker.studies.study import Change, Study, listing, stored_study
 from stoker.studies.study import study as make
@@ -44,7 +45,8 @@ def test_a_study_comes_from_a_file_a_mapping_a_preset_or_the_store(tmp_path: Pat
         ("nothing", "nothing is no grid file, no preset and no study in .*; presets: batch-and-workers, "),
         ("nothing.toml", "cannot read nothing.toml: No such file"),
         (7, "a study needs a grid file or a preset's name, got int; a live Workload object has no key"),
-        ({"axes": {"workload": [object()]}}, "workload must be a text"),
+        ({"axes": {"workload": [3]}}, "workload must be a text"),
+        ({"axes": {"workload": [object()]}}, "a live Workload object has no key, and a study needs one: name it as"),
         ({"axes": {"workload": "resnet18"}}, "an axis is a list"),
     ],
 )
@@ -53,13 +55,41 @@ def test_what_is_no_study_is_refused_in_a_sentence(tmp_path: Path, source: Any, 
         make(source, db=tmp_path / "stoker.db")
 
 
+def test_a_model_that_cannot_be_run_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    file, db = tmp_path / "night.toml", tmp_path / "stoker.db"
+    text = '[fixed]\ndevice = "sleep:0s"\nitems = 2\n[axes]\nbatch_size = [2]\nworkload = ["resnet18", "resnet81"]\n'
+    file.write_text(text)
+    for ask in (Study.run, Study.forecast):
+        with pytest.raises(InputError, match=r"night.toml, line 6: no model is called 'resnet81'; did you mean"):
+            ask(make(file, db=db))
+    assert not db.exists()
+    file.write_text(text.replace("resnet81", "vit_b_16").replace("items", 'data = "text"\nitems'))
+    with pytest.raises(InputError, match="line 7: resnet18 takes image data"):
+        make(file, db=db).run()
+
+
+def test_models_that_have_run_are_not_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = ran(tmp_path)
+    asked: list[Any] = []
+
+    def look(tasks: Any) -> Misfit:
+        asked.extend(tasks)
+        return Misfit()
+
+    monkeypatch.setattr("stoker.studies.models.first_misfit", look)
+    study.forecast()
+    assert asked == []
+    small_study(tmp_path, name="new").forecast()
+    assert len(asked) == 8
+
+
 def test_a_live_workload_is_refused_as_it_has_no_key() -> None:
     import torch
 
     workload = stoker.Workload(model=torch.nn.Identity(), dataset=[1, 2, 3])
     with pytest.raises(InputError, match="a live Workload object has no key: name it as"):
         make(workload)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="workload must be a text"):
+    with pytest.raises(InputError, match="a live Workload object has no key"):
         make({"axes": {"workload": [workload]}})
 
 

@@ -1,9 +1,11 @@
 """Tables by name: runs of unequal length are compared by item, machines keep to themselves."""
 
 import polars as pl
+import polars.selectors as cs
 import pytest
 
-from stoker.studies.tables import made, rows_of
+from stoker.studies.tables import made, rows_of, usual_table
+from stoker.studies.transfer import PUBLISHED
 from tests.analysis.trial_rows import trials
 
 BATCHES = trials(
@@ -26,6 +28,15 @@ def test_runs_of_equal_items_are_compared_as_they_are() -> None:
     equal = BATCHES.with_columns(pl.lit(160).alias("run_items"))
     assert made("best", equal).select("workload", "batch_size", "seconds").rows() == [("a", 8, 2.0), ("b", 8, 4.0)]
     assert made("best", equal).to_dicts() == made("best", BATCHES.drop("run_items")).to_dicts()
+
+
+def test_the_usual_table_answers_what_the_trials_can() -> None:
+    assert usual_table("limit", pl.DataFrame()) == "largest-batch"
+    assert usual_table("tune", BATCHES) == "best"
+    assert usual_table("profile", pl.DataFrame()) == usual_table("profile", BATCHES) == "regret"
+    assert usual_table("profile", PUBLISHED["inference-times"]()) == "item-times"
+    assert usual_table("profile", PUBLISHED["stage-times"]()) == "stages"
+    assert usual_table("profile", PUBLISHED["stage-times"]().drop(cs.ends_with("_s"))) == "best"
 
 
 def test_a_machine_is_named_only_beside_another() -> None:

@@ -1,6 +1,9 @@
 """Trials into files and out of them again."""
 
 import json
+import os
+import sqlite3
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from stoker.errors import InputError, StokerError
 from stoker.records import Trial
 from stoker.studies.store import Store
 from stoker.studies.study import Study, stored_study
+from stoker.studies.tables import usual_table
 from stoker.studies.transfer import PUBLISHED, import_files, import_published, parse_map
 from tests.studies.quick import QuickExecutor, other_machine, small_study
 
@@ -61,6 +65,43 @@ def test_raw_samples_are_records_that_can_be_read(study: Study, tmp_path: Path) 
         trial = msgspec.convert(row["record"], Trial)
         assert trial.outcome == row["outcome"]
         assert trial.setting.batch_size == row["batch_size"]
+
+
+def test_samples_of_any_size_are_exported_one_trial_at_a_time(tmp_path: Path) -> None:
+    study = small_study(tmp_path, repeats=5)
+    study.run(executor=QuickExecutor())
+    size = 1_000_000
+    with Store(study.store_path) as store:
+        rows = store.trials()
+        for row in rows:
+            document = f'{{"kind": "trial", "samples": "{os.urandom(size // 2).hex()}"}}'.encode()
+            store.record(msgspec.structs.replace(row, document=document))
+    tracemalloc.start()
+    try:
+        assert study.export(tmp_path / "a.json", samples=True) == len(rows) == 40
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "a.json").stat().st_size > 40 * size > 4 * peak_bytes
+    trials = json.loads((tmp_path / "a.json").read_text())["trials"]
+    assert [len(row["record"]["samples"]) for row in trials] == [size] * 40
+
+
+def test_an_export_that_meets_a_damaged_trial_leaves_no_file(study: Study, tmp_path: Path) -> None:
+    with sqlite3.connect(study.store_path) as db:
+        db.execute("UPDATE trials SET document = x'00'")
+    with pytest.raises(InputError, match="is damaged"):
+        study.export(tmp_path / "a.json", samples=True)
+    assert not list(tmp_path.glob("*a.json*"))
+    assert study.export(tmp_path / "a.json") == 12
+
+
+def test_a_study_without_trials_is_exported_as_a_document_that_can_be_read(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    with Store(study.store_path) as store:
+        store.add_study(study.name, study.grid, "grid", {key: (a.task, a.values) for key, a in study.tasks.items()})
+    assert study.export(tmp_path / "a.json") == 0
+    assert json.loads((tmp_path / "a.json").read_text())["trials"] == []
 
 
 @pytest.mark.parametrize(
@@ -227,7 +268,7 @@ def test_published_figures_are_a_study_like_any_other(tmp_path: Path, name: str)
     assert study.trials().height == total
     assert set(study.trials()["outcome"]) == {"done"}
     assert import_published(name, db=db) == (total, 0)
-    table = {"max-batch": "batch-limits", "inference-times": "item-times"}.get(name, "regret")
+    table = "batch-limits" if name == "max-batch" else usual_table(study.grid.kind, study.trials())
     assert study.table(table).height > 0
 
 

@@ -73,6 +73,8 @@ LOOP_STAGES: tuple[str, ...] = (
     "update",
     "step",
     "score",
+    "prepare_model",
+    "prepare_data",
     "stop",
     "other",
 )
@@ -80,7 +82,7 @@ LOOP_STAGES: tuple[str, ...] = (
 COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
 NOT_STAGES = ("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s")
-"""Columns that end like a stage's and are none."""
+"""Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, …."""
 
 _ALWAYS = ("batch_size", "num_workers")
 _WHOLE = (

@@ -20,8 +20,6 @@ from stoker.analysis.times import first_batches, item_times, stage_shares
 _ALWAYS = ("batch_size", "num_workers")
 AXES = {"num_workers": "workers", "prefetch_factor": "prefetch", "workload": "workload"}
 """Axes whose name in a chart is not that of the column."""
-_NO_STAGES = ("wall_s", "tuning_s")
-"""Columns of a study's frame that end like a stage's: the whole child process, and the time that tuning took."""
 _TRANSFORMERS = ("vit", "swin", "maxvit", "deit", "beit", "bert", "gpt", "roberta", "distilbert", "t5", "llama", "clip")
 """How names of transformers begin, where the trials have no column `family`."""
 
@@ -33,7 +31,7 @@ class Overview:
     """
 
     def __init__(self, frame: pl.DataFrame, *, machines: Mapping[str, str] | None = None) -> None:
-        self.frame = normalised(frame).drop(*_NO_STAGES, strict=False)
+        self.frame = normalised(frame)
         self._labels = machines or {}
         table = cells(self.frame, measures=_measures(self.frame))
         self.roles = table.roles
@@ -275,10 +273,12 @@ def compared_rows(ours: pl.DataFrame, theirs: pl.DataFrame) -> Rows:
     """The same settings of two studies: workload, data, batch_size, num_workers, ours, theirs, ratio, unit.
 
     `unit` is `run` where both have the same number of items: seconds of the whole run. Else it is `item`: seconds an
-    item. Studies of the largest batch are compared by that (`batch`). Machines and other splitting axes are not
+    item. Where one of them has no times of whole runs, both count by their time an item after the warm-up (`steady`).
+    Studies of the largest batch are compared by that (`batch`). Machines and other splitting axes are not
     compared, because they are what differs: a study with several values of those counts by its best.
     """
-    left, right = _comparable(ours), _comparable(theirs)
+    steady = not (_has_runs(ours) and _has_runs(theirs))
+    left, right = _comparable(ours, steady=steady), _comparable(theirs, steady=steady)
     if ("largest" in left.columns) != ("largest" in right.columns):
         return []
     on = [name for name in ("workload", "data", "mode", *_ALWAYS) if name in left.columns and name in right.columns]
@@ -286,6 +286,7 @@ def compared_rows(ours: pl.DataFrame, theirs: pl.DataFrame) -> Rows:
     rows: Rows = []
     for row in joined.sort(on).to_dicts():
         mine, them, unit = _pair(row)
+        unit = "steady" if steady and unit == "run" else unit
         setting = setting_text(row.get("batch_size"), row.get("num_workers")) or str(row["workload"])
         named = {name: row[name] for name in on}
         rows.append({**named, "setting": setting, "ours": mine, "theirs": them, "ratio": mine / them, "unit": unit})
@@ -302,11 +303,21 @@ def _pair(row: Mapping[str, Any]) -> tuple[float, float, str]:
     return row["seconds"] / items, row["seconds_theirs"] / others, "item"
 
 
-def _comparable(frame: pl.DataFrame) -> pl.DataFrame:
+def _has_runs(frame: pl.DataFrame) -> bool:
+    """Whether any time of a whole run is known."""
+    return "seconds" in frame.columns and frame["seconds"].count() > 0
+
+
+def _comparable(frame: pl.DataFrame, *, steady: bool) -> pl.DataFrame:
     if "max_batch" in frame.columns and frame["max_batch"].count():
         limits = regrets.batch_limits(frame).filter(pl.col("largest").is_not_null())
         names = [name for name in ("workload", "data", "mode") if name in limits.columns]
         return limits.group_by(names, maintain_order=True).agg(pl.col("largest").max())
+    if steady:
+        if "steady_item_s" not in frame.columns:
+            return frame.clear().select(name for name in ("workload", "model") if name in frame.columns)
+        frame = frame.with_columns(pl.col("steady_item_s").alias("seconds"))
+        frame = frame.drop(name for name in ("run_items", "items") if name in frame.columns)
     table = cells(frame, measures=[name for name in ("run_items",) if name in frame.columns])
     rows = table.rows.filter(pl.col("seconds").is_not_null())
     if "items" not in rows.columns and "run_items" in rows.columns:

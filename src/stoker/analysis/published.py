@@ -18,6 +18,8 @@ ITEMS = 9216
 IMPACT_ITEMS = 9469
 """Items of each run of batch-impact: the whole training set, its last batch short."""
 IMPACT_WORKERS = 8
+LOADER_BATCHES = 11
+"""Batches that each run of the loader alone asked for."""
 
 
 def grid() -> pl.DataFrame:
@@ -52,9 +54,45 @@ def inference_times() -> pl.DataFrame:
     return table("inference-times")
 
 
+def inference_trials() -> pl.DataFrame:
+    """The same 60 as trials: `steady_item_s`, and no time of a whole run, which the authors do not give."""
+    rows = inference_times().rename({"item_s": "steady_item_s"})
+    fixed = {"data": pl.lit("device"), "mode": pl.lit("infer"), "num_workers": pl.lit(0)}
+    return _as_trials("inference-times", rows.with_columns(**fixed))
+
+
 def stage_times() -> pl.DataFrame:
     """336 stage times of extracting features: data, model, part, items, stage, seconds, and the run's total_s."""
     return table("stage-times")
+
+
+def stage_trials() -> pl.DataFrame:
+    """The same as 84 trials, one for each model, data, part and number of items. The four stages add up to `seconds`:
+    preparing the model, preparing the data, computing (`forward_s`) and the score of the features (`score_s`)."""
+    index = ["data", "model", "part", "items", "total_s"]
+    names = {"inference_s": "forward_s", "proxy_score_s": "score_s", "total_s": "seconds"}
+    rows = stage_times().with_columns(pl.col("stage") + "_s").pivot("stage", index=index, values="seconds")
+    return _as_trials("stage-times", rows.rename(names).with_columns(mode=pl.lit("infer")))
+
+
+def batch_trials() -> pl.DataFrame:
+    """The same medians as 48 trials of one batch each, whose `seconds` are the sum of the three."""
+    rows = batch_medians().drop("batches")
+    fixed = {"data": pl.lit("jpeg"), "mode": pl.lit("infer"), "num_workers": pl.lit(IMPACT_WORKERS)}
+    seconds = pl.col("wait_s") + pl.col("copy_s") + pl.col("forward_s")
+    return _as_trials("batch-medians", rows.with_columns(seconds=seconds, run_items=pl.col("batch_size"), **fixed))
+
+
+def loader_runs() -> pl.DataFrame:
+    """70 trials of the loader alone: JPEG and tensors, 5 batch sizes, 7 worker counts, no work between batches.
+
+    Of 11 batches were asked; at 1,024 items the set ends after 10. `seconds` are all waits, `first_batch_s` is the
+    first one, the start of the workers included. The workload is the device that takes no time, as in the preset.
+    """
+    rows = table("data-loading").with_columns(
+        model=pl.lit("sleep:0s"), mode=pl.lit("infer"), batches=pl.lit(LOADER_BATCHES), wait_s=pl.col("seconds")
+    )
+    return _as_trials("data-loading", rows).with_columns(device=pl.lit("sleep"))
 
 
 def max_batches() -> pl.DataFrame:

@@ -1,5 +1,6 @@
 """Rows for the charts of single results: a trial, a plan, a limit, predictions. Plain values, in the order drawn."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -283,6 +284,24 @@ def part_rows(limit: Limit) -> Rows:
         {"part": "left over", "bytes": limit.gpu_memory_bytes - limit.peak_bytes_at_max},
     ]
     return [row for row in rows if row["bytes"] > 0]
+
+
+_SINCE = {"init": "model", "earlier_step": "earlier step", "step": "this step"}
+
+
+def alive_rows(limit: Limit) -> Rows:
+    """What is alive at the peak of a step, largest first: operator, since, bytes, tensors. An operator that is there
+    with more than one origin has it in its name, so that each row is a bar of its own."""
+    counts = Counter(each.operator for each in limit.alive)
+    return [
+        {
+            "operator": each.operator if counts[each.operator] == 1 else f"{each.operator} ({_SINCE[each.since]})",
+            "since": _SINCE[each.since],
+            "bytes": each.bytes,
+            "tensors": each.tensors,
+        }
+        for each in limit.alive
+    ]
 
 
 def setting_text(batch_size: Any, num_workers: Any) -> str:

@@ -217,7 +217,7 @@ def show(
 
     from stoker.report.views.study import stages_view, table_of
     from stoker.studies.study import stored_study
-    from stoker.studies.tables import rows_of
+    from stoker.studies.tables import rows_of, usual_table
 
     options = {"regret": regret, "best": best, "effects": effects, "ties": ties, "top": top is not None}
     asked = [option for option, is_asked in options.items() if is_asked] + ([table] if table else [])
@@ -226,10 +226,10 @@ def show(
     if top is not None and top < 1:
         raise InputError(f"--top must be at least 1, got {top}")
     found = stored_study(name, db)
-    which = asked[0] if asked else _usual_table(found)
     split = tuple(each.strip() for each in by.split(",") if each.strip()) if by else ()
     more = {"n": top} if top is not None else {}
     trials = found.trials()
+    which = asked[0] if asked else usual_table(found.grid.kind, trials)
     labels = found.machines()
     rows = rows_of(found.table(which, by=split, trials=trials, **more), labels)
     if json:
@@ -241,10 +241,6 @@ def show(
 
 _MOST_ROWS = 40
 """So many rows are shown; --json and export have all."""
-
-
-def _usual_table(found: Any) -> str:
-    return {"limit": "largest-batch", "tune": "best"}.get(found.grid.kind, "regret")
 
 
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
@@ -290,7 +286,10 @@ def import_study(
     map: Annotated[
         str | None, typer.Option("--map", help="Our columns by theirs: seconds=end_to_end,workload=net.")
     ] = None,
-    published: Annotated[str | None, typer.Option(help="The figures of a seed: batch-and-workers.")] = None,
+    published: Annotated[
+        str | None,
+        typer.Option(help="Published figures: batch-and-workers, batch-impact, batch-medians, data-loading, …"),
+    ] = None,
     db: DbOption = DEFAULT_DB,
     json: JsonOption = False,
 ) -> None:

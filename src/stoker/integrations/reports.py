@@ -216,7 +216,7 @@ def _others(against: str | None, db: Path) -> list["Against"] | None:
     if against is None:
         return None
     if against == PUBLISHED:
-        return [_published("batch-and-workers"), _published("batch-impact")]
+        return [_published("batch-and-workers"), _published("batch-impact"), _published("inference-times")]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
     return [Against(name=against, frame=other.trials(), about=f"The store has trials of these machines: {machines}.")]
@@ -233,7 +233,7 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     return [found] if compared_rows(frame, found.frame) else []
 
 
-_TABLES = ("batch-and-workers", "batch-impact", "max-batch")
+_TABLES = ("batch-and-workers", "batch-impact", "inference-times", "max-batch")
 """Presets whose runs the authors published as trials."""
 
 
@@ -244,6 +244,7 @@ def _published(name: str) -> "Against":
     tables = {
         "batch-and-workers": published.grid,
         "batch-impact": published.batch_impact,
+        "inference-times": published.inference_trials,
         "max-batch": published.max_batches,
     }
     about = (

@@ -1,6 +1,7 @@
 """The largest batch that fits: the request, checked where it is made, and `limit()`, which answers it."""
 
 import re
+from datetime import UTC, datetime
 from math import isfinite
 from time import perf_counter
 from typing import Any, TypedDict, Unpack, get_args
@@ -9,6 +10,7 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.events import OnEvent
+from stoker.machine import software
 from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
@@ -126,7 +128,7 @@ def limit(
     a live model it may be its optimizer. `loss` is the loss of a live model. Raises `InputError` for a bad request or
     a step that fails, `MachineError` where the method needs a GPU and there is none.
     """
-    began = perf_counter()
+    began, when = perf_counter(), datetime.now(UTC)
     chosen: dict[str, Any] = dict(options)
     if isinstance(optimizer, str):
         chosen["optimizer"] = optimizer
@@ -138,7 +140,7 @@ def limit(
         found = limit_of_live_model(source, example, request, loss=loss, optimizer=live, on_event=on_event)
     else:
         found = limit_in_child(WorkloadSpec(spec=source) if isinstance(source, str) else source, request, on_event)
-    return msgspec.structs.replace(found, seconds=perf_counter() - began)
+    return msgspec.structs.replace(found, seconds=perf_counter() - began, software=software.read(), when=when)
 
 
 def limit_in_child(

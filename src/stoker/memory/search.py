@@ -11,6 +11,7 @@ from stoker.events import OnEvent, Phase
 from stoker.memory import ahead
 from stoker.memory.bracket import Bracket
 from stoker.memory.limit import LimitRequest
+from stoker.memory.peak import alive_at_peak
 from stoker.memory.replay import Estimate, too_large
 from stoker.memory.trace import follow
 from stoker.memory.trace.gpus import DEFAULT_GPU, is_known
@@ -174,6 +175,7 @@ class Search(ABC):
             notes=tuple(dict.fromkeys(self.notes)),
             attention=self.log.attention if self.log else (),
             unseen=self.log.unseen if self.log else (),
+            alive=alive_at_peak(self.log, most, self.budget_bytes) if self.log else (),
         )
 
 

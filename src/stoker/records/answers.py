@@ -1,6 +1,7 @@
 """What Stoker answers: limits, predictions, plans, verdicts, remedies."""
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 from math import inf
 from statistics import median
@@ -10,6 +11,7 @@ from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records.base import Record
+from stoker.records.machine import Software
 from stoker.records.probes import Probes, Run
 from stoker.records.task import Mode, Precision, Setting, StartMethod
 from stoker.records.trial import Batching, Outcome, Problem, Trial
@@ -348,12 +350,26 @@ class LimitRemedy(Record, frozen=True):
     max_batch: int
 
 
+AliveSince = Literal["init", "earlier_step", "step"]
+
+
+class AliveBytes(Record, frozen=True):
+    """Device memory that an operator allocated and that is alive at the peak of a step: since the making of the model,
+    since an earlier step (gradients, optimizer state), or within this one."""
+
+    operator: str
+    since: AliveSince
+    bytes: int
+    tensors: int
+
+
 class Limit(Record, frozen=True):
     """A batch size that fits. `ran` says whether it was run; where not, `interval` is where we expect the true maximum.
 
     A band, where sizes were tried: the largest below the first failure, and the last that failed or ran.
     `comfortable_batch` needs no retry of the allocator, which would first give back all that it keeps at hand.
-    `predicted_batch` is what the trace had said before anything ran.
+    `predicted_batch` is what the trace had said before anything ran. `alive` is what the traced step holds at its
+    peak at the largest batch; it is empty where no step was traced.
     """
 
     max_batch: int
@@ -379,6 +395,9 @@ class Limit(Record, frozen=True):
     unseen: tuple[str, ...] = ()
     seconds: float = 0.0
     mode_reason: str = ""
+    alive: tuple[AliveBytes, ...] = ()
+    software: Software | None = None
+    when: datetime | None = None
 
     def __repr__(self) -> str:
         """One line: the probes would fill pages."""

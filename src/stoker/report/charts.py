@@ -195,8 +195,10 @@ def bars(
     unit: Unit = "s",
     colour: str | None = None,
     more: Mapping[str, str] | None = None,
+    grouped: bool = True,
 ) -> Spec:
-    """Horizontal bars, in the order of the rows; of several `colour`s side by side. `more` are further tooltips."""
+    """Horizontal bars, in the order of the rows; where labels have bars of several `colour`s they are grouped side by
+    side. `more` are further tooltips."""
     tips = [
         alt.Tooltip(f"{label}:N", title=label.replace("_", " ")),
         *([alt.Tooltip(f"{colour}:N")] if colour else []),
@@ -211,9 +213,10 @@ def bars(
     height = _height(rows, label)
     mark: dict[str, Any] = {"color": CATEGORIES[0], "cornerRadiusEnd": 2}
     if colour:
-        count = len({row[colour] for row in rows})
+        count = len({row[colour] for row in rows}) if grouped else 1
         height = max(height, 12 * count * len({row[label] for row in rows}))
         encoding["color"] = _category(colour, None, rows)
+    if colour and grouped:
         encoding["yOffset"] = alt.YOffset(f"{colour}:N", sort=_order(rows, colour))
     else:
         mark["height"] = 11
@@ -546,8 +549,14 @@ def _finished(
 ) -> Spec:
     """The chart with the look that all charts share, its generated names made the same in every process."""
     if facet:
-        limit = int(chart.width) + 12
-        header = alt.Header(title=None, labelFontSize=12, labelFontWeight="bold", labelLimit=limit, labelColor=INK)
+        header = alt.Header(
+            title=None,
+            labelFontSize=12,
+            labelFontWeight="bold",
+            labelLimit=int(chart.width) + 12,
+            labelColor=INK,
+            labelExpr=_two_lines(int(chart.width)),
+        )
         panels = alt.Facet(f"{facet}:N", header=header, sort=None)
         chart = chart.facet(facet=panels, data=alt.NamedData(name=DATA), columns=columns, spacing=16)
         if independent_y:
@@ -562,6 +571,14 @@ def _finished(
     return {**spec, "data": {"name": DATA}, "config": look, "usermeta": meta}
 
 
+def _two_lines(width: int) -> str:
+    """A Vega expression: the title of a panel, on two lines where it is too long for one."""
+    fits = int(width / _TITLE_LETTER_WIDTH)
+    return f"length(datum.label) > {fits} ? [slice(datum.label, 0, {fits}), slice(datum.label, {fits})] : datum.label"
+
+
+_TITLE_LETTER_WIDTH = 6.6
+"""Pixels of a bold letter of a panel's title."""
 _LETTER_WIDTH, _SYMBOL_WIDTH, _LEGEND_WIDTH, _MOST_COLUMNS = 6.2, 34, 460, 8
 """Pixels of a legend's letters and symbols, and of its line. `page.js` has the same rule for the width of the page."""
 

@@ -1,5 +1,6 @@
 """What a grid may vary or fix: the names of its axes, and which values each of them takes."""
 
+import datetime
 import difflib
 import math
 import re
@@ -50,6 +51,8 @@ _FLAGS = (
     *("validate", "throughput"),
 )
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?|sleep:.+")
+_PLAIN = (str, int, float, list, dict, datetime.date, datetime.time)
+"""What TOML can hold."""
 _LARGEST = 2**63 - 1
 """What a database can hold, and more than anything here can be."""
 
@@ -87,6 +90,8 @@ def _choice(name: str, value: Any) -> str:
 
 
 def _formed(name: str, value: Any) -> Value:
+    if name == "workload" and not isinstance(value, _PLAIN):
+        raise InputError("a live Workload object has no key, and a study needs one: name it as file.py:function")
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not isinstance(value, str) and not (is_number and name in _AMOUNTS):
         raise InputError(f"{name} must be a text{' or a number' if name in _AMOUNTS else ''}, got {value!r}")

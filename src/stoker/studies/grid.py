@@ -135,6 +135,19 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     return Task(**common, setting=Setting(**setting), options=options)
 
 
+def check_cell(cell: Mapping[str, Value]) -> None:
+    """Raises InputError for values that are possible one by one, and not together."""
+    source, device = cell.get("source"), str(cell.get("device", ""))
+    spec = WorkloadSpec(spec=str(cell["workload"]))
+    for name in ("data", "weights"):
+        if name in cell and spec.from_function:
+            raise InputError(f"{name} goes with a model's name; {spec.spec} brings its own, so change it there")
+    if source in ("cached", "cold") and cell.get("data") == "device":
+        raise InputError(f"source {source} needs files, and data that is made on the device has none")
+    if cell.get("validate") and device.startswith("sleep:"):
+        raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
+
+
 def _setting(cell: Mapping[str, Value]) -> Setting:
     values: dict[str, Any] = {name: cell[name] for name in SETTING if name in cell}
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
@@ -257,14 +270,19 @@ class _Reader:
             if "items" in cell and "batches" in cell:
                 self._fail("", "batches", "items and batches both say how long a run is; keep one of them")
             try:
+                check_cell(cell)
                 task_of(cell, grid.kind).key()
             except InputError as error:
                 self._fail("", self._blamed(str(error), cell), str(error))
 
     def _blamed(self, message: str, cell: Mapping[str, Value]) -> str:
         """The key that an error is about, for its line."""
-        names = [name for name in cell if name in message or name.replace("_", " ") in message]
-        return names[0] if names else "workload"
+        found: dict[str, int] = {}
+        for name in cell:
+            match = re.search(rf"\b{name.replace('_', '[_ ]')}\b", message)
+            if match:
+                found[name] = match.start()
+        return min(found, key=found.__getitem__, default="workload")
 
     def _axes(self, table: Any, kind: str, fixed: Mapping[str, Value], number: int) -> dict[str, tuple[Value, ...]]:
         if not isinstance(table, dict):

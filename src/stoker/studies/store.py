@@ -267,10 +267,29 @@ class Store:
             where += f"{' AND' if where else 'WHERE'} key IN ({', '.join('?' * len(keys))})"
             values += tuple(keys)
         rows = self._rows(f"SELECT {columns} FROM trials {where} ORDER BY began, key, repeat, machine, attempt", values)
+        return self._made(rows)
+
+    def document(self, key: str, repeat: int, machine: str, attempt: int) -> bytes | None:
+        """The record of one trial with its raw samples; None where it has none."""
+        rows = self._rows(
+            "SELECT * FROM trials WHERE key = ? AND repeat = ? AND machine = ? AND attempt = ?",
+            (key, repeat, machine, attempt),
+        )
+        return self._made(rows)[0].document if rows else None
+
+    def _made(self, rows: Iterable[sqlite3.Row]) -> list[TrialRow]:
         try:
             return [_trial_of(row) for row in rows]
         except (zlib.error, ValueError) as error:
             raise _damaged(self.path, f"a trial cannot be read: {error}") from None
+
+    def done(self, study: str) -> set[str]:
+        """The keys of the tasks that have a trial which is done, on whatever machine."""
+        query = (
+            "SELECT DISTINCT key FROM trials WHERE outcome = 'done' AND key IN "
+            "(SELECT key FROM study_tasks WHERE study = ?)"
+        )
+        return {row["key"] for row in self._rows(query, (study,))}
 
     def count(self, study: str) -> int:
         """How many trials a study has, all attempts counted."""

@@ -106,8 +106,8 @@ class Forecast(Record, frozen=True):
 class Study:
     """A named study in a store. `run()` continues it; its tables are polars frames, one function of `analysis` each."""
 
-    def __init__(self, grid: Grid, store: Path, *, source: str) -> None:
-        self.grid, self.store_path, self.source = grid, store, source
+    def __init__(self, grid: Grid, store: Path, *, source: str, file: Path | None = None) -> None:
+        self.grid, self.store_path, self.source, self.file = grid, store, source, file
         self.name = grid.name
 
     @cached_property
@@ -140,6 +140,8 @@ class Study:
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
+        if executor is None:
+            self._check_models(wanted)
         with Store(self.store_path) as store:
             store.check()
             change = self._changed(store)
@@ -176,6 +178,8 @@ class Study:
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
+        if executor is None:
+            self._check_models(wanted)
         slots = len(wanted) * self.grid.repeats
         cells = tuple(asked.values for key, asked in self.tasks.items() if key in wanted)
         if not self.store_path.exists():
@@ -187,6 +191,29 @@ class Study:
             driver = Driver(store, wanted, executor or LocalExecutor(), seed=seed, repeats=count)
             done, left_s = driver.forecast()
         return Forecast(tasks=len(wanted), slots=slots, done=done, left_s=left_s, cells=cells, change=change)
+
+    def _check_models(self, wanted: Mapping[str, Task]) -> None:
+        """Raise InputError for a model's name that cannot be run, before a whole night of failures. Models that have
+        run are left out."""
+        from stoker.studies.models import first_misfit
+
+        done: set[str] = set()
+        if self.store_path.exists():
+            with Store(self.store_path, create=False) as store:
+                done = store.done(self.name)
+        ran = {task.workload.spec for key, task in wanted.items() if key in done and task.workload}
+        left = [task for task in wanted.values() if task.workload and task.workload.spec not in ran]
+        misfit = first_misfit(left)
+        if misfit.sentence is not None:
+            raise InputError(f"{self._place_of(str(misfit.model))}{misfit.sentence}")
+
+    def _place_of(self, model: str) -> str:
+        """The grid's file and the line that names a model, as errors of the grid begin."""
+        if self.file is None:
+            return ""
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        found = [number for number, line in enumerate(lines, start=1) if f'"{model}"' in line or f"'{model}'" in line]
+        return f"{self.file}{f', line {found[0]}' if found else ''}: "
 
     def _repeat(self, repeats: int | None) -> None:
         if repeats is not None:
@@ -372,7 +399,7 @@ def study(source: str | Path | Mapping[str, Any], *, db: str | Path = DEFAULT_ST
         )
     path = Path(source)
     if path.suffix == ".toml" or path.is_file():
-        return Study(read_grid(path), store, source="grid")
+        return Study(read_grid(path), store, source="grid", file=path)
     if str(source) in preset_names():
         return Study(read_preset(str(source), scale), store, source="preset")
     found = _stored(str(source), store)

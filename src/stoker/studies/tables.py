@@ -7,7 +7,7 @@ import polars as pl
 
 from stoker.analysis.accuracy import prediction_accuracy
 from stoker.analysis.effects import effects
-from stoker.analysis.frames import comparable
+from stoker.analysis.frames import comparable, normalised, roles_of, stage_columns
 from stoker.analysis.regret import batch_limits, best, largest_batch, leave_one_out, one_for_all, regret, top_counts
 from stoker.analysis.summary import summary
 from stoker.analysis.ties import ties
@@ -49,6 +49,20 @@ def made(name: str, trials: pl.DataFrame, *, by: Sequence[str] = (), **more: Any
     trials, is_by_item = comparable(trials, by=by)
     table = COMPARISONS[name](trials, by=by, **more)
     return table.rename({"seconds": "item_s"}) if is_by_item and "seconds" in table.columns else table
+
+
+def usual_table(kind: str, trials: pl.DataFrame) -> str:
+    """The table that answers what a study of this kind asks, given what its trials have."""
+    if kind != "profile":
+        return {"limit": "largest-batch", "tune": "best"}[kind]
+    if not trials.height:
+        return "regret"
+    found = normalised(trials)
+    if not found["seconds"].count() and "steady_item_s" in found.columns and found["steady_item_s"].count():
+        return "item-times"
+    if not roles_of(found).setting:
+        return "stages" if stage_columns(found) else "best"
+    return "regret"
 
 
 def rows_of(table: pl.DataFrame, labels: dict[str, str]) -> list[dict[str, Any]]:

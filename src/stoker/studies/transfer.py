@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -45,32 +45,30 @@ def export(study: "Study", path: Path, *, samples: bool = False) -> int:
         frame.write_parquet(buffer)
         write_whole(path, buffer.getvalue())
     else:
-        write_whole(path, msgspec.json.format(msgspec.json.encode(_document(study, frame, samples)), indent=1) + b"\n")
+        with Store(study.store_path, create=False) as store:
+            write_whole(path, _document(study, frame, store, samples))
     return frame.height
 
 
-def _document(study: "Study", frame: "pl.DataFrame", samples: bool) -> dict[str, Any]:
-    with Store(study.store_path, create=False) as store:
-        tasks, machines = store.tasks(study.name), store.machines()
-    rows = [{name: value for name, value in row.items() if value is not None} for row in frame.to_dicts()]
-    if samples:
-        documents = {
-            (row.key, row.repeat, row.machine, row.attempt): row.document
-            for row in study.rows(documents=True)
-            if row.document
-        }
-        for row in rows:
-            document = documents.get((row["task_key"], row["repeat"], row["machine"], row["attempt"]))
-            row["record"] = msgspec.Raw(document) if document else None
-    keys, used = {row["task_key"] for row in rows}, {row["machine"] for row in rows}
-    return {
+def _document(study: "Study", frame: "pl.DataFrame", store: Store, samples: bool) -> Iterator[bytes]:
+    """The JSON document in parts, one a trial: with raw samples it may be larger than memory."""
+    tasks, machines = store.tasks(study.name), store.machines()
+    keys, used = set(frame["task_key"]), set(frame["machine"])
+    head = {
         "kind": KIND,
         "schema": SCHEMA,
         "study": study.name,
         "machines": {machine: facts for machine, facts in machines.items() if machine in used},
         "tasks": {key: {"task": task, "values": cell} for key, (task, cell, _) in tasks.items() if key in keys},
-        "trials": rows,
     }
+    yield msgspec.json.encode(head).removesuffix(b"}") + b',\n"trials": ['
+    for number, values in enumerate(frame.iter_rows(named=True)):
+        row = {name: value for name, value in values.items() if value is not None}
+        if samples:
+            document = store.document(row["task_key"], row["repeat"], row["machine"], row["attempt"])
+            row["record"] = msgspec.Raw(document) if document else None
+        yield (b",\n" if number else b"\n") + msgspec.json.encode(row)
+    yield b"\n]}\n"
 
 
 # ---------------------------------------------------------------- import
@@ -121,10 +119,13 @@ def import_files(
 PUBLISHED: dict[str, Callable[[], "pl.DataFrame"]] = {
     "batch-and-workers": published.grid,
     "batch-impact": published.batch_impact,
+    "batch-medians": published.batch_trials,
+    "data-loading": published.loader_runs,
     "inference-times": lambda: published.inference_times().rename({"item_s": "steady_item_s"}),
     "max-batch": published.max_batches,
+    "stage-times": published.stage_trials,
 }
-"""Published figures that can be a study like any other, by the preset that they belong to."""
+"""Published figures that can be a study like any other, most by the preset that they belong to."""
 
 
 def import_published(which: str, *, db: Path, name: str | None = None) -> tuple[int, int]:

@@ -88,10 +88,7 @@ def _load_named(
     from stoker.workload import calls, models
     from stoker.workload.data.open import open_data
 
-    kind = models.describe(name)
-    mode = mode or ("train" if kind.trainable else "infer")
-    wanted = _data_kind(kind, data)
-    _check_model(kind, mode, wanted)
+    kind, mode, wanted = _fitting(name, data, mode)
     if weights is not None:
         weights = weights.expanduser().absolute()
         models.build(name, weights=weights)  # report a file that does not fit now, not in a trial
@@ -112,6 +109,23 @@ def _load_named(
         data_name=opened.name,
         on_device=wanted.startswith("device-"),
     )
+
+
+def check_named(name: str, *, data: str | None, mode: Mode | None) -> None:
+    """Raise InputError for a model's name that is unknown, or that cannot have these data or this mode. Nothing is
+    opened or built."""
+    _fitting(name, data, mode)
+
+
+def _fitting(name: str, data: str | None, mode: Mode | None) -> tuple["ModelKind", Mode, str]:
+    """The model, its mode and its kind of data."""
+    from stoker.workload import models
+
+    kind = models.describe(name)
+    mode = mode or ("train" if kind.trainable else "infer")
+    wanted = _data_kind(kind, data)
+    _check_model(kind, mode, wanted)
+    return kind, mode, wanted
 
 
 def _validation(open_part: Callable[..., Any], items: int | None) -> Any:

@@ -3,20 +3,21 @@
 from functools import partial
 from typing import Any
 
-from stoker.analysis.series import memory_rows, part_rows
+from stoker.analysis.series import alive_rows, memory_rows, part_rows
 from stoker.records import Limit, Machine, MethodComparison
 from stoker.report import charts
 from stoker.report.html import Card, Figure, Page, Section, Table
-from stoker.report.pages.parts import capital, figure, machine_facts, percent, short_names
+from stoker.report.pages.parts import capital, figure, machine_facts, moment, percent, short_names, software_facts
 from stoker.units import format_bytes, format_seconds
 
 
 def limit_page(limit: Limit, *, machine: Machine | None = None) -> Page:
     """The largest batch and why."""
     what = ", ".join([limit.mode, limit.precision, *([limit.optimizer] if limit.optimizer else [])])
-    figures = [*_memory(limit), *_parts(limit), *_times(limit)]
+    figures = [*_memory(limit), *_parts(limit), *_alive(limit), *_times(limit)]
     facts = {
-        **(machine_facts(machine) if machine else {}),
+        **(machine_facts(machine) if machine else software_facts(limit.software)),
+        "date": moment(limit.when),
         "memory": f"{format_bytes(limit.gpu_memory_bytes)} for tensors ({limit.memory})",
         "method": f"{limit.method}, {format_seconds(limit.seconds)}",
         "not counted": ", ".join(limit.unseen),
@@ -86,6 +87,22 @@ def _parts(limit: Limit) -> list[Figure]:
     title = f"Weights and other fixed parts take {percent(share)} of the memory"
     draw = partial(charts.bars, label="part", value="bytes", title="memory", unit="B")
     return [figure(title, rows, draw, note=f"At batch {limit.max_batch:,}.", alt="Memory by part", half=True)]
+
+
+def _alive(limit: Limit) -> list[Figure]:
+    rows = alive_rows(limit)
+    total = sum(row["bytes"] for row in rows)
+    if not total:
+        return []
+    top = rows[0]
+    verb = "take" if top["operator"] == "parameters and buffers" else "takes"
+    title = f"At the peak of a step, {top['operator']} {verb} {percent(top['bytes'] / total)} of what is alive"
+    draw = partial(
+        charts.bars, label="operator", value="bytes", title="memory", unit="B", colour="since", grouped=False
+    )
+    note = f"{format_bytes(total)} at batch {limit.max_batch:,}, by the operator that allocated it. Traced, not run."
+    alt = "Memory that is alive at the peak of a step, by operator"
+    return [figure(title, rows, draw, note=note, alt=alt, half=True)]
 
 
 def _times(limit: Limit) -> list[Figure]:

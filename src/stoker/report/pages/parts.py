@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from stoker.records import Machine, Record, Trial
+from stoker.records import Machine, Record, Software, Trial
 from stoker.report.html import Figure, printable
 from stoker.units import format_bytes
 
@@ -122,21 +122,28 @@ def machine_facts(machine: Machine | None) -> dict[str, str]:
     """The machine and the versions, for the end of a page."""
     if machine is None:
         return {"machine": "unknown"}
-    cpu, software = machine.cpu, machine.software
+    cpu = machine.cpu
     gpus = ", ".join(f"{gpu.name} ({format_bytes(gpu.memory_total_bytes)})" for gpu in machine.gpus) or "no GPU"
+    storage = machine.storage
+    return {
+        "machine": f"{cpu.model}, {cpu.usable:g} usable CPUs, {format_bytes(machine.host.limit_bytes)} memory, {gpus}",
+        "CUDA": f"{machine.cuda.cuda}, driver {machine.cuda.driver}" if machine.cuda.usable else "",
+        "storage": f"{storage.kind}, {storage.filesystem}" if storage else "",
+        **software_facts(machine.software),
+    }
+
+
+def software_facts(software: Software | None) -> dict[str, str]:
+    """The versions, for the end of a page."""
+    if software is None:
+        return {}
     versions = {
         "Stoker": software.stoker,
         "Python": software.python,
         "torch": software.torch,
         "torchvision": software.torchvision,
     }
-    storage = machine.storage
-    return {
-        "machine": f"{cpu.model}, {cpu.usable:g} usable CPUs, {format_bytes(machine.host.limit_bytes)} memory, {gpus}",
-        "CUDA": f"{machine.cuda.cuda}, driver {machine.cuda.driver}" if machine.cuda.usable else "",
-        "storage": f"{storage.kind}, {storage.filesystem}" if storage else "",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version),
-    }
+    return {"versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version)}
 
 
 def moment(when: datetime | None) -> str:

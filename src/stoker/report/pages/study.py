@@ -657,7 +657,12 @@ def _against(frame: "pl.DataFrame", other: Against) -> Section:
     return Section(title, [found], other.about)
 
 
-_UNITS = {"run": "time of a run", "item": "time an item", "batch": "largest batch"}
+_UNITS = {
+    "run": "time of a run",
+    "item": "time an item",
+    "steady": "time an item after the warm-up",
+    "batch": "largest batch",
+}
 
 
 def _limits(found: Overview, about: StudyAbout) -> Section:

@@ -8,6 +8,9 @@ from stoker.records import Limit, MethodComparison
 from stoker.report.console import mode_text
 from stoker.units import format_bytes, format_seconds
 
+_ALIVE_NAMED = 4
+"""Operators of the peak that the table names; the report draws all."""
+
 
 def limit_view(limit: Limit) -> RenderableType:
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -36,6 +39,11 @@ def _rows(limit: Limit) -> dict[str, str]:
         rows["needed"] = (
             f"{format_bytes(limit.peak_bytes_at_max)} at that batch: "
             f"{format_bytes(limit.fixed_bytes)} fixed, {format_bytes(limit.bytes_per_item)} an item"
+        )
+    if limit.alive:
+        total = sum(each.bytes for each in limit.alive)
+        rows["alive at the peak"] = ", ".join(
+            f"{each.operator} {each.bytes / total:.0%}" for each in limit.alive[:_ALIVE_NAMED]
         )
     if limit.unseen:
         rows["not counted"] = ", ".join(limit.unseen)

@@ -170,9 +170,11 @@ def finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int, *, b
     says that settings were compared by seconds an item."""
     split = _split(summary)
     varying = [name for name in split if len({str(row.get(name)) for row in summary}) > 1]
-    lines = [Text(_part(row, varying) + _best_sentence(row, split), style="bold") for row in best[:_MOST_PARTS]]
-    if len(best) > _MOST_PARTS:
-        lines.append(Text(f"… and {format_count(len(best) - _MOST_PARTS, 'part')} of the table more"))
+    sentences = [(row, _best_sentence(row, split)) for row in best]
+    chosen = [(row, sentence) for row, sentence in sentences if sentence]
+    lines = [Text(_part(row, varying) + sentence, style="bold") for row, sentence in chosen[:_MOST_PARTS]]
+    if len(chosen) > _MOST_PARTS:
+        lines.append(Text(f"… and {format_count(len(chosen) - _MOST_PARTS, 'part')} of the table more"))
     if by_item:
         lines.append(Text("runs differ in their number of items: settings are compared by seconds an item"))
     lines += [Text(note, style="yellow") for note in _notes(summary, not_run)]
@@ -205,9 +207,12 @@ def _part(row: Row, varying: Sequence[str]) -> str:
     return ", ".join(texts) + (": " if texts else "")
 
 
-def _best_sentence(row: Row, split: Sequence[str]) -> str:
+def _best_sentence(row: Row, split: Sequence[str]) -> str | None:
+    """None where no setting is recorded: there was nothing to choose from."""
     figures = ("regret_mean", "regret_worst", "models", "missing", "worst_model")
     setting = _setting({name: value for name, value in row.items() if name not in (*split, *figures)})
+    if not setting:
+        return None
     if row["models"] == 1:
         return f"{setting} is fastest"
     worst = f"worst {row['regret_worst']:.1%} ({row['worst_model']})"
@@ -223,7 +228,7 @@ def _setting(values: Row) -> str:
             parts.append(f"{'' if value else 'no '}{_head(name)}")
         elif value is not None:
             parts.append(f"{_head(name)} {_cell(name, value)}")
-    return ", ".join(parts) or "the only setting"
+    return ", ".join(parts)
 
 
 def _notes(summary: Sequence[Row], not_run: int) -> list[str]:
