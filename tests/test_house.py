@@ -39,7 +39,9 @@ def test_every_public_name_is_in_the_docs() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("command", ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "profile", "run", "limit", "probe", "predict", "tune", "prepare", "report"]
+)
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
 
@@ -106,6 +108,7 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
     assert {info.callback.__name__ for info in app.registered_commands if info.callback} == {
         "doctor",
         "profile",
+        "run",
         "limit",
         "probe",
         "predict",

@@ -8,7 +8,7 @@ import shutil
 
 from rich.console import Console, RenderableType
 
-from stoker.records import Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
+from stoker.records import Limit, Machine, MethodComparison, Plan, Prediction, Probes, ScriptAnswer, Stalls, Trial
 
 _WIDEST = 100
 """Columns at most, as on the command line outside a terminal."""
@@ -21,6 +21,13 @@ def trial_text(trial: Trial) -> str:
     from stoker.tuning.remedies import advise
 
     return _text(profile_view(trial, verdict(trial), advise(trial)))
+
+
+def script_text(answer: ScriptAnswer) -> str:
+    """The report of `stoker run`."""
+    from stoker.report.views.run import script_view
+
+    return _text(script_view(answer))
 
 
 def stalls_text(stalls: Stalls) -> str:

@@ -55,6 +55,8 @@ def page_of(record: Record) -> Page:
     match record:
         case Trial():
             return _trial_page(record)
+        case ScriptAnswer():
+            return script_page(record)
         case Stalls():
             return pages.stalls_page(record)
         case Plan():
@@ -87,9 +89,7 @@ def script_page(answer: ScriptAnswer) -> Page:
     from stoker.analysis.verdict import verdict
     from stoker.report import pages
 
-    if answer.training is None:
-        raise InputError("no loader was observed: there are no charts")
-    return pages.trial_page(answer.training, verdict(answer.training), answer.remedies)
+    return pages.script_page(answer, verdict(answer.training) if answer.training is not None else None)
 
 
 def plan_page(plan: Plan, probes: Probes | None = None, machine: Machine | None = None) -> Page:

@@ -68,7 +68,10 @@ def script_document(answer: ScriptAnswer) -> dict[str, Any]:
     rows = []
     for each in answer.proposals:
         edits = [{**msgspec.to_builtins(edit), "sentence": edit.sentence} for edit in each.edits]
-        rows.append({**msgspec.to_builtins(each), "edits": edits, "gain": each.gain})
+        row = {**msgspec.to_builtins(each), "edits": edits, "gain": each.gain}
+        if each.verified is not None:
+            row["verified"] = _verified_document(each.verified)
+        rows.append(row)
     document["command"], document["status"] = list(answer.command), answer.status
     document["proposals"] = rows
     document["loaders"] = [trial_document(each, ()) for each in answer.others]
