@@ -6,7 +6,6 @@ from stoker.analysis.spans import whole
 from stoker.errors import InputError
 from stoker.records import Proposal, ScriptAnswer, Trial, Verdict
 from stoker.report.html import Card, Page, Section, Table
-from stoker.report.pages.parts import capital
 from stoker.report.pages.trial import trial_page
 from stoker.units import format_seconds
 
@@ -60,7 +59,7 @@ def _proposal_row(proposal: Proposal) -> list[str]:
         f"{format_seconds(remedy.before_s)} → {format_seconds(remedy.after_s)}",
         f"{proposal.gain:.2f} ×",
         "–" if measured is None else f"{measured:.2f} ×",
-        capital("; ".join(how)),
+        "; ".join(how),
     ]
 
 
