@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: tune test browser slow check bench tables reports clean
+.PHONY: tune test browser slow examples check bench tables reports clean
 
 tune: $(VENV)/.installed          ## the main job on the embedded workload
 	$(BIN)/stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0
@@ -18,9 +18,13 @@ browser: $(VENV)/.installed-dev   ## what the browser tests of reports need: Deb
 slow: $(VENV)/.installed-dev      ## the slow tests, which `make test` leaves out
 	$(BIN)/python -m pytest -m slow
 
+examples: $(VENV)/.installed-dev  ## profile every example with the libraries that it uses, and check what is found
+	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]'
+	$(BIN)/python -m pytest tests/examples -m 'slow or not slow'
+
 check: $(VENV)/.installed-dev     ## linters and types
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

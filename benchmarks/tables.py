@@ -474,6 +474,7 @@ def reports() -> str:
     return table(head, lines)
 
 
+<<<<<<< HEAD
 def run_proof() -> str:
     head = ["script", "now", "proposed", "predicted", "measured", "where"]
     lines = []
@@ -492,9 +493,27 @@ def run_proof() -> str:
                 ]
             )
     return table(head, lines)
+=======
+def remedies() -> str:
+    head = ["example", "bottleneck", "remedy", "predicted", "measured, with standard error"]
+    found = rows("two-cores", "remedies")
+    lines = []
+    for row in found:
+        cells = [row["example"], row.get("bottleneck", row["outcome"])]
+        if row.get("measured") is None:
+            lines.append([*cells, row.get("change") or "none is a setting", "–", row.get("problem") or "–"])
+            continue
+        measured = f"{row['measured']:.2f} ± {row['standard_error']:.2f}{' (slower)' if row['slower'] else ''}"
+        lines.append([*cells, row["change"], f"{row['predicted']:.2f}", measured])
+    ran = [row for row in found if row.get("measured") is not None]
+    slower = sum(row["slower"] for row in ran)
+    said = f"{slower} of {len(ran)} remedies were slower than the present setting by more than the standard error."
+    return f"{table(head, lines)}\n\n{said}"
+>>>>>>> main
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "remedies": remedies,
     "truth": truth,
     "items": items,
     "overhead": overhead,

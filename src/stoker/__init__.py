@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stoker.records import Trial as Trial
     from stoker.records import WorkloadSpec as WorkloadSpec
     from stoker.records import read as read
+    from stoker.studies.converge import converge as converge
     from stoker.studies.study import study as study
     from stoker.tuning.remedies import advise as advise
     from stoker.tuning.tune import tune as tune
@@ -54,6 +55,7 @@ _HOMES = {
     "Trial": "stoker.records:Trial",
     "Workload": "stoker.workload.workload:Workload",
     "advise": "stoker.tuning.remedies:advise",
+    "converge": "stoker.studies.converge:converge",
     "doctor": "stoker.machine:inspect",
     "lightning_callback": "stoker.integrations.lightning:watch_callback",
     "limit": "stoker.memory.limit:limit",

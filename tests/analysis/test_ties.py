@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
 
-from stoker.analysis.ties import TieRules, spread, student_probability, student_quantile, ties, ties_for_all
+from stoker.analysis.student import student_probability, student_quantile
+from stoker.analysis.ties import TieRules, spread, ties, ties_for_all
 from tests.analysis.trial_rows import LAW, grids, picked, trials
 
 

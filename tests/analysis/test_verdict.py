@@ -6,6 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 from rich.console import Console
 
+from stoker.analysis.interference import thread_change
 from stoker.analysis.spans import steady, whole
 from stoker.analysis.verdict import verdict
 from stoker.machine import inspect
@@ -173,6 +174,12 @@ def test_a_host_that_others_use_makes_the_verdict_uncertain() -> None:
     assert judged.uncertain
     assert "other processes used 1.3 CPUs" in judged.doubt
     assert "one thread instead of 2" in judged.findings[0]
+    assert (thread_change(busy), thread_change(quiet)) == ({"threads": 1}, {})
+    workers = replace(busy, threads=1, setting=replace(busy.setting, worker_threads=3))
+    assert thread_change(workers) == {"worker_threads": 1}
+    alone = replace(busy, threads=1)
+    assert thread_change(alone) == {}
+    assert "fewer than 2 workers" in verdict(alone).findings[0]  # type: ignore[union-attr]
 
 
 def test_more_threads_than_cpus_make_it_uncertain_too() -> None:

@@ -246,6 +246,21 @@ sys.exit(0)
     assert done.returncode == 128 + int(number), done.stderr
 
 
+def test_ctrl_c_while_the_command_is_imported_is_one_sentence() -> None:
+    code = """
+import os, runpy, signal, sys
+class Typer:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Typer())
+sys.argv = ["stoker", "doctor"]
+runpy.run_module("stoker", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stoker: interrupted\n")
+
+
 def images(folder: Path) -> Path:
     from PIL import Image
 

@@ -71,6 +71,16 @@ def test_profile_of_the_embedded_workload_as_a_table() -> None:
     assert "running" in done.stderr
 
 
+def test_a_model_that_returns_its_loss_trains_if_an_optimizer_is_given() -> None:
+    pytest.importorskip("transformers")
+    found = document(
+        "profile", f"{PLANTED.parent / 'huggingface.py'}:fine_tuning", "-b", "4", "--batches", "3", "--device", "cpu"
+    )
+    assert (found["workload"]["mode"], found["workload"]["mode_reason"]) == ("train", "it has an optimizer")
+    assert {"forward", "backward", "update"} <= set(found["stages"])
+    assert all(found["stages"][name]["total_s"] > 0 for name in ("forward", "backward", "update"))
+
+
 def test_stalls_are_told_apart(tmp_path: Path) -> None:
     arguments = ("--mode", "infer", "--batch-size", "8", "--batches", "4", "--device", "sleep:1ms", "--items", "64")
     found = document("profile", "resnet18", "--stalls", *arguments)

@@ -6,6 +6,7 @@ import pytest
 
 import stoker
 from stoker import Extent, Setting
+from stoker.tuning.remedies import advise
 
 HERE = Path(__file__).parents[1] / "workloads" / "loaders.py"
 FEW = Extent(batches=4, warmup=1)
@@ -41,6 +42,24 @@ def test_a_batch_sampler_is_made_for_the_size(batch_size: int) -> None:
     trial = run("sampler_of_a_size", Setting(batch_size=batch_size))
     assert trial.timeline.items == (batch_size,) * 5
     assert not trial.workload.batch_sampler, "the size can be chosen"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("whole_batches", "batches of 16 by the dataset, 2 workers"),
+        ("sampler_of_a_size", "batch 8, 0 workers"),
+        ("sampler_that_passes_over_the_size", "batches of 5 by its batch_sampler for 8, 0 workers"),
+    ],
+)
+def test_the_table_shows_the_batches_that_ran(name: str, shown: str) -> None:
+    workers = 2 if "2 workers" in shown else 0
+    trial = run(name, Setting(batch_size=8, num_workers=workers))
+    assert shown in str(trial)
+    other = run(name, Setting(batch_size=40, num_workers=workers))
+    follows = name == "sampler_of_a_size"
+    changes = [remedy.changes for remedy in advise(trial, other) if "batch_size" in remedy.changes]
+    assert bool(changes) <= follows, "a size that is not used is no remedy"
 
 
 def test_batches_that_do_not_say_their_size_are_counted_by_the_loader() -> None:

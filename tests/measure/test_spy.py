@@ -336,3 +336,60 @@ def test_pausing_looks_away_and_back() -> None:
         with pytest.raises(ZeroDivisionError), spy.paused():
             1 / 0 if marks.recorder() is None else None
         assert marks.recorder() is recorder
+
+
+# ---------------------------------------------------------------- libraries that read and decode
+
+
+class Scans(Dataset[Any]):
+    """Rows of an HDF5 file, opened lazily."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        import h5py
+
+        self.file = self.file or h5py.File(self.path)
+        return torch.from_numpy(self.file["rows"][index])
+
+
+def test_rows_of_an_hdf5_file_are_read(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.create_dataset("rows", data=np.arange(8, dtype=np.float32).reshape(4, 2))
+    before = h5py.Dataset.__getitem__
+    found = parcels(Scans(tmp_path / "rows.h5"))
+    assert all(parcel.stamp.sums["read"] > 0 for parcel in found)
+    assert h5py.Dataset.__getitem__ is before
+
+
+class Bent(Dataset[Any]):
+    """Images that OpenCV reads and Albumentations changes."""
+
+    def __init__(self, path: Path, augment: Any) -> None:
+        self.path, self.augment = path, augment
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        import cv2
+
+        return torch.from_numpy(self.augment(image=cv2.imread(str(self.path)))["image"])
+
+
+@pytest.mark.slow
+def test_transforms_of_albumentations_go_by_name(tmp_path: Path) -> None:
+    albumentations, cv2 = pytest.importorskip("albumentations"), pytest.importorskip("cv2")
+    cv2.imwrite(str(tmp_path / "a.jpg"), np.zeros((32, 32, 3), np.uint8))
+    augment = albumentations.Compose([albumentations.Resize(16, 16), albumentations.HorizontalFlip(p=1.0)])
+    members = list(augment.transforms)
+    found = parcels(Bent(tmp_path / "a.jpg", augment))
+    assert {"decode", "transform.Resize", "transform.HorizontalFlip"} <= set(found[0].stamp.sums)
+    assert found[0].batch.shape[1:] == (16, 16, 3)
+    assert list(augment.transforms) == members

@@ -16,7 +16,7 @@ def test_all_that_can_be_set_is_an_axis() -> None:
     assert set(asked.split()) <= set(NAMES["profile"])
     assert set(Setting.__struct_fields__) <= set(NAMES["profile"])
     assert {"optimizer", "gpu_memory", "method"} <= set(NAMES["limit"])
-    assert set(Extent.__struct_fields__) - set(NAMES["profile"]) == {"seed"}
+    assert set(Extent.__struct_fields__) - set(NAMES["profile"]) == {"seed", "memory_limit_bytes"}
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,14 @@ def test_a_batch_sampler_sets_its_sizes_itself() -> None:
     assert named(found, "workers")
 
 
+def test_a_function_that_passes_over_the_size_leaves_no_batch_to_advise() -> None:
+    """Batches of five, whether 8 or 64 are asked for."""
+    subject = {"batching": "function"}
+    one, other = (trial(batch=size, sizes=(5,) * 20, subject=subject, step_s=0.01) for size in (8, 64))
+    assert not named(advise(one, other), "batch")
+    assert named(advise(trial(batch=8, subject=subject), trial(batch=64, subject=subject)), "batch")
+
+
 # ---------------------------------------------------------------- the time before
 
 
@@ -220,6 +228,38 @@ def test_start_methods_and_threads_of_workers_are_advised_where_they_were_probed
     assert {"worker_threads": 2} in [remedy.changes for remedy in found]
     alone = remedies(Predictor(replace(probed, runs=tuple(usual))), setting, 4000, chosen=True)
     assert not [remedy for remedy in alone if remedy.changes]
+
+
+def crowded(step_s: float, **setting: Any) -> Trial:
+    """A run whose threads wait for CPUs that other processes use."""
+    made = trial(step_s=step_s, subject={"mode": "train"})
+    threads = setting.get("threads") or 2
+    made = replace(made, threads=threads, run_delay=1.0, interference=1.5, idle_cpus=0.0)
+    return replace(made, setting=replace(made.setting, **setting))
+
+
+def test_one_thread_is_a_remedy_where_a_run_with_one_was_faster() -> None:
+    """Two threads that share a CPU made steps of 350 ms; one alone needs 10 ms."""
+    slow, quick = crowded(0.35), crowded(0.01, threads=1)
+    [remedy] = named(advise(slow, quick), "threads")
+    assert remedy.change == "threads in the loop's process 2 → 1 (torch.set_num_threads(1))"
+    assert (remedy.kind, remedy.changes) == ("setting", {"threads": 1})
+    assert remedy.before_s == slow.total_s
+    assert quick.total_s < remedy.after_s < slow.total_s / 3, "the warm-up takes as long as before"
+    assert advise(slow, quick)[0] == remedy
+
+
+def test_threads_are_left_alone_without_a_run_that_was_faster_or_without_a_busy_host() -> None:
+    slow, quick = crowded(0.35), crowded(0.01, threads=1)
+    assert not named(advise(slow), "threads")
+    assert not named(advise(slow, crowded(0.34, threads=1)), "threads")
+    assert not named(advise(replace(slow, run_delay=0.0, interference=0.0, idle_cpus=1.0), quick), "threads")
+
+
+def test_a_run_with_other_threads_says_nothing_about_the_rest() -> None:
+    slow, quick = crowded(0.35), crowded(0.01, threads=1)
+    rest = [remedy for remedy in advise(slow, quick) if "threads" not in remedy.changes]
+    assert rest == advise(slow)
 
 
 # ---------------------------------------------------------------- caching

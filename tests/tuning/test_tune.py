@@ -18,13 +18,14 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import stoker
 from stoker import Setting
 from stoker.errors import InputError
+from stoker.memory.limit import LimitRequest
 from stoker.records import Candidate, Probes, Subject
 from stoker.tuning.contest import tied
 from stoker.tuning.remedies import advise
 from stoker.tuning.request import TuneRequest
 from stoker.tuning.tune import Plan, tune
 from stoker.tuning.tuner import RULES as TUNER
-from stoker.tuning.tuner import Tuner
+from stoker.tuning.tuner import Tuner, time_of
 from tests.commands import apart, here
 
 HERE = Path(__file__).parents[1] / "workloads" / "planted.py"
@@ -187,15 +188,27 @@ def test_a_batch_sampler_leaves_only_the_workers_to_choose() -> None:
 def test_the_gpu_that_is_tuned_for_is_the_one_whose_memory_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def find(source: Any, **options: Any) -> Any:
-        asked.append(options["device"])
+    def find(source: Any, request: LimitRequest, *_: Any, **__: Any) -> Any:
+        asked.append(request.device)
         raise InputError("enough")
 
-    monkeypatch.setattr("stoker.tuning.tune.limit", find)
+    monkeypatch.setattr("stoker.tuning.tune.limit_in_child", find)
     for device in ("cuda:1", "cpu", "sleep:1ms"):
         with pytest.raises(InputError, match="enough"):
             tune(f"{HERE}:plain", device=device, gpu_memory="4GiB")
     assert asked == ["cuda:1", "auto", "auto"]
+
+
+def test_the_largest_batch_is_found_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workload's model takes longer to make than the budget has."""
+    monkeypatch.setattr("stoker.tuning.tuner.RULES", msgspec.structs.replace(TUNER, least_end_s=2.0))
+    with pytest.raises(InputError, match=r"not found within 1000 ms, and runs need the rest of the budget"):
+        tune(f"{ODD}:slow_model", device="cpu", gpu_memory="1GiB", budget_s=1)
+
+
+def test_a_grid_has_no_end() -> None:
+    assert time_of(TuneRequest(planner="grid", budget_s=1)) == math.inf
+    assert time_of(TuneRequest(budget_s=90)) == 90
 
 
 # ---------------------------------------------------------------- odd inputs

@@ -62,6 +62,19 @@ def test_pairs_that_differ_ask_for_a_third() -> None:
     assert len(found.before_s) == len(found.after_s) == 3
 
 
+def test_as_many_pairs_as_asked_for() -> None:
+    script = verification(NOW, [REMEDY], Objective(items=4000), 40.0, Extent(seed=7), pairs=5)
+    jobs = 0
+    try:
+        job = next(script)
+        while True:
+            jobs += 1
+            job = script.send(made(job, 0.01))
+    except StopIteration as end:
+        [found] = end.value
+    assert (jobs, len(found.before_s), len(found.after_s)) == (10, 5, 5)
+
+
 def test_a_remedy_that_breaks_says_so_and_the_next_is_run() -> None:
     other = Remedy(change="prefetch", before_s=4.0, after_s=3.0, changes={"batch_size": 16}, kind="setting")
     [broken, fine], _ = answered(lambda job, _: None if job.setting.num_workers else 0.01, REMEDY, other)

@@ -264,3 +264,23 @@ def test_a_map_of_batches_is_a_dataset_too() -> None:
 
     made = workload(loader=DataLoader(Batches(), batch_size=None))
     assert (made.batched, made.shuffle) == (True, False)
+
+
+def test_webdataset_gives_batches_where_its_pipeline_ends_so(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "shard.tar")) as sink:
+        for number in range(6):
+            sink.write({"__key__": f"{number}", "cls": number})
+    items = webdataset.WebDataset(str(tmp_path / "shard.tar"), shardshuffle=False).decode().to_tuple("cls")
+    assert not calls.opened(workload(dataset=items)).batched
+    batches = items.batched(3)
+    assert calls.opened(workload(dataset=lambda: batches)).batched
+    assert not calls.opened(workload(dataset=batches.unbatched())).batched
+    loader = webdataset.WebLoader(batches, batch_size=None, num_workers=1)
+    assert is_loader(loader)
+    made = workload(loader=loader)
+    assert (made.batched, made.dataset) == (True, batches)
+    assert made.current is not None
+    assert made.current.num_workers == 1
+    with pytest.raises(InputError, match=r"stages behind its loader \(unbatched, batched\)"):
+        workload(loader=webdataset.WebLoader(batches, batch_size=None).unbatched().batched(2))

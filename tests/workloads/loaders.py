@@ -46,6 +46,15 @@ def sampler_of_a_size() -> stoker.Workload:
     return stoker.Workload(model=net, dataset=ROWS, batch_sampler=in_order, loss=nn.CrossEntropyLoss())
 
 
+def fives(batch_size: int) -> BatchSampler:
+    """Batches of five, whatever the size that is asked for."""
+    return BatchSampler(SequentialSampler(ROWS), 5, drop_last=True)
+
+
+def sampler_that_passes_over_the_size() -> stoker.Workload:
+    return stoker.Workload(model=net, dataset=ROWS, batch_sampler=fives, loss=nn.CrossEntropyLoss())
+
+
 class Opaque:
     """A batch that says nothing about itself."""
 

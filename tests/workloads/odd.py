@@ -105,5 +105,14 @@ def exits(model: torch.nn.Module, batch: Any) -> None:
         os._exit(3)
 
 
+def made_slowly() -> torch.nn.Module:
+    time.sleep(60)
+    return torch.nn.Linear(8, 2)
+
+
+def slow_model() -> stoker.Workload:
+    return stoker.Workload(model=made_slowly, dataset=Few(64))
+
+
 def leaves() -> stoker.Workload:
     return stoker.Workload(model=lambda: torch.nn.Linear(8, 2), dataset=Few(64), step=exits)

@@ -232,3 +232,22 @@ def step_out_of_memory_above_16(model: torch.nn.Module, batch: Any) -> None:
 
 def out_of_memory_above_16() -> stoker.Workload:
     return with_data(Numbers, step=step_out_of_memory_above_16)
+
+
+class Hungry(Dataset[Any]):
+    """Each worker takes 96 MiB for itself at its first item, and uses them all."""
+
+    def __init__(self) -> None:
+        self.taken: bytearray | None = None
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.taken is None:
+            self.taken = bytearray(os.urandom(1)) * (96 << 20)
+        return torch.zeros(8)
+
+
+def hungry() -> stoker.Workload:
+    return stoker.Workload(model=torch.nn.Identity(), dataset=Hungry, name="hungry")

@@ -50,6 +50,7 @@ SPLIT: tuple[str, ...] = (
     "sleep_s",
     "optimizer",
     "gpu_memory",
+    "memory_limit",
     "method",
     "classes",
     "part",

@@ -61,26 +61,38 @@ def disturbance_note(trial: Trial) -> str | None:
     )
 
 
+def thread_change(trial: Trial) -> dict[str, int]:
+    """The field of the setting that gives a run fewer threads, with its new value, where its threads wait for CPUs.
+    Empty where they do not, or where there is one thread already."""
+    if not (disturbed(trial) or delayed(trial)) or own_threads(trial) <= _free_cpus(trial):
+        return {}
+    threads, setting = trial.threads or 1, trial.setting
+    if threads > 1 and (trial.workload.device == "cpu" or not setting.num_workers):
+        return {"threads": 1}
+    return {"worker_threads": 1} if setting.num_workers and (setting.worker_threads or 1) > 1 else {}
+
+
 def thread_hint(trial: Trial) -> str | None:
     """What to try where a run's threads wait for CPUs; None where they do not. It has no figure: nothing like it
     ran."""
-    if not (disturbed(trial) or delayed(trial)):
-        return None
-    cpus = trial.machine.cpu.usable if trial.machine is not None else float("inf")
-    free = cpus - (trial.interference or 0.0)
-    threads, setting = trial.threads or 1, trial.setting
-    if own_threads(trial) <= free:
-        return None
-    if threads > 1 and (trial.workload.device == "cpu" or not setting.num_workers):
+    changes, setting = thread_change(trial), trial.setting
+    if "threads" in changes:
         return (
-            f"try one thread instead of {threads} in the loop's process (torch.set_num_threads(1)): the threads of an "
-            "operation wait for the one that has no CPU"
+            f"try one thread instead of {trial.threads} in the loop's process (torch.set_num_threads(1)): the threads "
+            "of an operation wait for the one that has no CPU; --verify measures it"
         )
-    if (setting.worker_threads or 1) > 1:
-        return f"try one thread instead of {setting.worker_threads} in each worker"
-    if setting.num_workers > max(1.0, free):
+    if "worker_threads" in changes:
+        return f"try one thread instead of {setting.worker_threads} in each worker; --verify measures it"
+    waits, free = disturbed(trial) or delayed(trial), _free_cpus(trial)
+    if waits and own_threads(trial) > free and setting.num_workers > max(1.0, free):
         return f"try fewer than {format_workers(setting.num_workers)}: they share the CPUs that are left"
     return None
+
+
+def _free_cpus(trial: Trial) -> float:
+    """The CPUs that other processes left to the run."""
+    cpus = trial.machine.cpu.usable if trial.machine is not None else float("inf")
+    return cpus - (trial.interference or 0.0)
 
 
 def _threads_in_words(trial: Trial) -> str:

@@ -26,7 +26,9 @@ def doctor(
     from stoker.report.progress import Show
 
     with Show(quiet=quiet) as progress:
-        machine = inspect(disk=disk, check_torch=True, progress=lambda what: progress.event(Progress(what=what)))
+        machine = inspect(
+            disk=disk, check_torch=True, check_limits=True, progress=lambda what: progress.event(Progress(what=what))
+        )
     if json:
         print_json(machine_document(machine))
     else:

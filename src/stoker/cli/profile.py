@@ -54,6 +54,9 @@ def profile(
     in_order: InOrderOption = True,
     start_method: StartMethodOption = None,
     worker_threads: WorkerThreadsOption = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Torch's threads in the loop's process.", show_default="PyTorch's")
+    ] = None,
     second_size: Annotated[
         int | None,
         typer.Option(help="Also measure this batch size, for a few seconds.", min=1, show_default=False),
@@ -67,6 +70,10 @@ def profile(
     validate: Annotated[bool, typer.Option("--validate", help="Score the validation set each epoch.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Evict the data from the page cache first.")] = False,
     stalls: Annotated[bool, typer.Option("--stalls", help="Compare data in memory, cached and cold.")] = False,
+    limit_memory: Annotated[
+        str | None,
+        typer.Option("--limit-memory", help="Give the run only so much host memory: 20GiB.", show_default=False),
+    ] = None,
     timeout: Annotated[str | None, typer.Option(help="End the run after this time: 90s, 5min.")] = None,
     json: JsonOption = False,
     save: SaveOption = None,
@@ -74,6 +81,7 @@ def profile(
     quiet: QuietOption = False,
 ) -> None:
     """Show where the time goes. In the loader's workers, on the way to the device, on the device."""
+    from stoker.analysis.interference import thread_change
     from stoker.analysis.verdict import verdict
     from stoker.integrations.reports import page_of
     from stoker.measure.profile import LOADER_FIELDS, compare_sources, second_task
@@ -84,7 +92,7 @@ def profile(
     from stoker.report.views.profile import profile_view, stalls_view
     from stoker.tuning.remedies import advise
     from stoker.tuning.verification import verify as run_remedies
-    from stoker.units import parse_seconds
+    from stoker.units import parse_bytes, parse_seconds
 
     named = {"batch_size": batch_size, "num_workers": workers, "prefetch_factor": prefetch, "pin_memory": pin_memory}
     switched = {"persistent_workers": persistent_workers, "in_order": not in_order}
@@ -98,6 +106,7 @@ def profile(
         in_order=in_order,
         multiprocessing_context=start_method,
         worker_threads=worker_threads,
+        threads=threads,
         accumulate=accumulate,
         precision=precision,
         channels_last=channels_last,
@@ -110,6 +119,7 @@ def profile(
         epochs=1 if epochs is None else epochs,
         source="cold" if cold else "files",
         validate=validate,
+        memory_limit_bytes=parse_bytes(limit_memory) if limit_memory else None,
     )
     source = WorkloadSpec(spec=workload, data=data, items=items, weights=str(weights) if weights else None)
     timeout_s = parse_seconds(timeout) if timeout else None
@@ -120,6 +130,7 @@ def profile(
     writable(save)
     writable(report, "--report")
     second: Trial | None = None
+    others: list[Trial] = []
     verified: list[VerifiedRemedy] = []
     with Show(quiet=quiet) as progress:
 
@@ -134,31 +145,41 @@ def profile(
                 mode=mode,
                 device=device,
                 timeout_s=timeout_s,
+                find_workers=True,
                 on_event=progress.event,
             )
 
         result = compare_sources(one, extent) if stalls else one(extent)
         if isinstance(result, Trial) and result.outcome == "done":
-            if second_size is not None:
+
+            def short_run(**changes: int) -> Trial:
+                other, short = second_task(result, **changes)
+                return run(source, other, short, mode=mode, device=device, timeout_s=timeout_s, on_event=progress.event)
+
+            if second_size is not None and not result.workload.batch_sampler:
                 progress.title(f"batch {second_size}: ")
-                other, short = second_task(result, second_size)
-                second = run(
-                    source, other, short, mode=mode, device=device, timeout_s=timeout_s, on_event=progress.event
-                )
+                others.append(second := short_run(batch_size=second_size))
             if verify:
+                if fewer := thread_change(result):
+                    progress.title("one thread: ")
+                    others.append(short_run(**fewer))
                 progress.title("verifying: ")
-                found = advise(result, *filter(None, [second]))
+                found = advise(result, *others)
                 verified = run_remedies(source, result, found, mode=mode, device=device, on_event=progress.event)
     if isinstance(result, Stalls):
         trials = {"memory": result.memory, "cached": result.cached, "cold": result.cold}
         document = stalls_document(result, {name: advise(trial) for name, trial in trials.items()})
         view = stalls_view(result)
     else:
-        trials, remedies = {"": result}, advise(result, *filter(None, [second]))
+        trials, remedies = {"": result}, advise(result, *others)
         document = trial_document(result, remedies, second=second, verified=verified)
         view = profile_view(result, verdict(result), remedies, verified)
     deliver(document, view, json=json, save=save)
     report_to(report, lambda: page_of(result))
+    if second_size is not None and isinstance(result, Trial) and result.workload.batch_sampler:
+        typer.echo(
+            f"stoker: the workload sets its batches itself: there is no run with batches of {second_size}", err=True
+        )
     if second is not None and second.outcome != "done" and second.problem is not None:
         typer.echo(f"stoker: the run with batches of {second_size} did not finish: {second.problem.sentence}", err=True)
     failed = next((trial for trial in trials.values() if trial.outcome != "done"), None)

@@ -8,7 +8,11 @@ import shutil
 
 from rich.console import Console, RenderableType
 
+<<<<<<< HEAD
 from stoker.records import Limit, Machine, MethodComparison, Plan, Prediction, Probes, ScriptAnswer, Stalls, Trial
+=======
+from stoker.records import Convergence, Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
+>>>>>>> main
 
 _WIDEST = 100
 """Columns at most, as on the command line outside a terminal."""
@@ -77,6 +81,13 @@ def machine_text(machine: Machine) -> str:
     from stoker.report.views.machine import machine_view
 
     return _text(machine_view(machine))
+
+
+def convergence_text(convergence: Convergence) -> str:
+    """The table of `stoker converge`."""
+    from stoker.report.views.convergence import convergence_view
+
+    return _text(convergence_view(convergence))
 
 
 def _text(view: RenderableType) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from stoker.errors import InputError
 from stoker.records import (
+    Convergence,
     InterruptedTune,
     Limit,
     Machine,
@@ -73,6 +74,8 @@ def page_of(record: Record) -> Page:
             return probes_page(record)
         case Machine():
             return pages.machine_page(record)
+        case Convergence():
+            return pages.convergence_page(record)
     raise InputError(f"a {type(record).__name__.lower()} has no report")
 
 

@@ -8,6 +8,7 @@ import msgspec
 from stoker.events import OnEvent
 from stoker.measure.session import RULES, Job, Script, run_script
 from stoker.records import Extent, Mode, Record, Setting, Stalls, Trial, WorkloadSpec
+from stoker.units import format_workers
 from stoker.workload.workload import Workload
 
 LOADER_FIELDS = tuple(
@@ -36,19 +37,27 @@ def profile(
     mode: Mode | None = None,
     device: str = "auto",
     timeout_s: float | None = None,
+    find_workers: bool = False,
     on_event: OnEvent | None = None,
 ) -> Trial:
     """Run one trial of a workload: a `Workload`, a model's name, or `train.py:workload`.
 
     Without a setting, a workload that was given as a DataLoader runs under the loader's own; `from_loader` names single
-    fields that are the loader's. Raises InputError or MachineError for what cannot be used; everything that happens in
-    the run is an outcome of the trial. Trials of several threads run at the same time.
+    fields that are the loader's. If the run reaches its memory limit (`extent.memory_limit_bytes`), `find_workers` runs
+    it again with fewer workers, and the trial says with how many it still ran.
+
+    Raises InputError or MachineError for what cannot be used; everything that happens in the run is an outcome of the
+    trial. Trials of several threads run at the same time.
     """
 
     names = tuple(from_loader if setting is not None else LOADER_FIELDS)
 
     def script() -> Script[Trial]:
-        return (yield Job(setting=setting or Setting(), extent=extent or Extent(), from_loader=names))
+        trial = yield Job(setting=setting or Setting(), extent=extent or Extent(), from_loader=names)
+        is_limited = trial.extent.memory_limit_bytes is not None
+        if find_workers and is_limited and trial.outcome == "oom" and trial.setting.num_workers:
+            return (yield from _with_fitting_workers(trial))
+        return trial
 
     return run_script(
         source,
@@ -64,6 +73,26 @@ def profile(
     )
 
 
+def _with_fitting_workers(trial: Trial) -> Script[Trial]:
+    """The trial with the largest number of workers that still runs within its memory limit, found by bisection."""
+    fits, fails = -1, trial.setting.num_workers
+    while fails - fits > 1:
+        workers = (fits + fails) // 2
+        setting = msgspec.structs.replace(trial.setting, num_workers=workers)
+        tried = yield Job(setting=setting, extent=trial.extent, fresh=True)
+        if tried.outcome == "done":
+            fits = workers
+        elif tried.outcome == "oom":
+            fails = workers
+        else:
+            break
+    problem = trial.problem
+    if problem is not None:
+        said = f"with {format_workers(fits)} it still ran" if fits >= 0 else "not even without workers does it run"
+        problem = msgspec.structs.replace(problem, sentence=f"{problem.sentence}; {said}")
+    return msgspec.structs.replace(trial, problem=problem, fits_workers=fits if fits >= 0 else None)
+
+
 class SecondRules(Record, frozen=True):
     """How long the run at a second batch size is."""
 
@@ -77,10 +106,11 @@ class SecondRules(Record, frozen=True):
 SECOND = SecondRules()
 
 
-def second_task(trial: Trial, batch_size: int) -> tuple[Setting, Extent]:
-    """A short run of the same workload at another batch size: what its steps cost there."""
-    setting = msgspec.structs.replace(trial.setting, batch_size=batch_size)
-    rate = (trial.items_per_s or 0.0) / batch_size
+def second_task(trial: Trial, **changes: int) -> tuple[Setting, Extent]:
+    """A short run of the same workload with other values of some fields, such as another batch size: what its steps
+    cost there."""
+    setting = msgspec.structs.replace(trial.setting, **changes)
+    rate = (trial.items_per_s or 0.0) / setting.batch_size
     batches = min(SECOND.most_batches, max(SECOND.least_batches, round(SECOND.run_s * rate)))
     return setting, msgspec.structs.replace(trial.extent, batches=batches, epochs=1, validate=False)
 

@@ -73,7 +73,7 @@ class Bench:
             raise InputError(f"{self._device_name} computes nothing that could be scored; leave out --validate")
         _check_worker_threads(setting, self.device)
         device = self.device if sleep_s is None else SleepDevice(f"{sleep_s:.9f}s")
-        pinned = _pinned(setting, self.device)
+        pinned = pinned_memory(setting, self.device)
         unused = _unused(setting, pinned, self.mode)
         setting = msgspec.structs.replace(setting, pin_memory=pinned)
         dataset = self.dataset if dataset is None else dataset
@@ -249,7 +249,7 @@ def _update_notes(setting: Setting, mode: Mode, step: ModelStep | SleepStep, bat
 def _place(extent: Extent, files: list[Path]) -> list[str]:
     """Bring the files into the page cache, or evict them from it; notes on how far that went."""
     if extent.source not in ("cached", "cold"):
-        return []
+        return _place_within_limit(files) if extent.memory_limit_bytes is not None and extent.source == "files" else []
     if not files:
         raise InputError(
             f"a {extent.source} run needs to know which files the dataset reads; name them: Workload(files=[...])"
@@ -259,6 +259,16 @@ def _place(extent: Extent, files: list[Path]) -> list[str]:
         return []
     share = pagecache.evict(files)
     return [f"{share:.0%} of the data's pages were evicted from the page cache before the run"]
+
+
+def _place_within_limit(files: list[Path]) -> list[str]:
+    """Evict the files: the kernel counts a page of the page cache against the limit of whoever brought it there."""
+    if not files:
+        return [
+            "the files of the dataset are not known: what others have read of them does not count against the limit"
+        ]
+    share = pagecache.evict(files)
+    return [f"{share:.0%} of the data's pages were evicted first, so that the limit counts those that the run reads"]
 
 
 def _files(workload: Workload, dataset: Any) -> list[Path]:
@@ -282,7 +292,8 @@ def _check_worker_threads(setting: Setting, device: Device) -> None:
         )
 
 
-def _pinned(setting: Setting, device: Device) -> bool:
+def pinned_memory(setting: Setting, device: Device) -> bool:
+    """Whether batches are pinned: as the setting says, by default on a GPU."""
     if setting.pin_memory is None:
         return device.type == "cuda"
     return setting.pin_memory and torch.cuda.is_available()

@@ -39,6 +39,7 @@ from stoker.events import (
 )
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
+from stoker.machine.memory_group import MemoryGroup, join
 from stoker.measure import reference
 from stoker.measure.gauges import Gauges
 from stoker.process import child
@@ -57,7 +58,7 @@ from stoker.records import (
     WorkloadSpec,
     encode,
 )
-from stoker.units import format_seconds
+from stoker.units import format_bytes, format_seconds, format_workers
 from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -222,14 +223,24 @@ _MORE_TIME = "give it more time, or try again on an idle machine"
 
 def _run_child(session: "_Session[R]", request: _Request, server: child.ForkServer) -> None:
     """One child, for as many jobs as it survives."""
+    assert session.job is not None
+    limit_bytes = session.job.extent.memory_limit_bytes
+    with MemoryGroup(limit_bytes) if limit_bytes is not None else contextlib.nullcontext() as group:
+        _run_child_in(group, session, request, server)
+
+
+def _run_child_in(
+    group: MemoryGroup | None, session: "_Session[R]", request: _Request, server: child.ForkServer
+) -> None:
     from stoker.process import failures
 
     kills = out_of_memory_kills()
-    seed = session.begin_child()
+    seed = session.begin_child(group)
+    folder = None if group is None else str(group.folder)
     try:
         ended = child.run(
             _serve,
-            (request.source, request.mode, request.device, str(session.path), seed, request.forks),
+            (request.source, request.mode, request.device, str(session.path), seed, request.forks, folder),
             kind=bool,
             server=server,
             timeout_s=request.timeout_s,
@@ -248,10 +259,10 @@ def _run_child(session: "_Session[R]", request: _Request, server: child.ForkServ
         return
     if ended.failure is not None and ended.failure.kind:
         child.value(ended)
-    session.failed(*_judge(ended, request.timeout_s, out_of_memory_kills() > kills, session.patience_s()))
+    session.failed(*judge(ended, request.timeout_s, out_of_memory_kills() > kills, session.patience_s()))
 
 
-def _judge(
+def judge(
     ended: child.Ended[Any], timeout_s: float | None, memory_kill: bool, stall_s: float
 ) -> tuple[Outcome, Problem]:
     """The outcome of a run whose child returned nothing."""
@@ -279,6 +290,7 @@ class _Session(Generic[R]):
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._reads}")
         self._subject = request.subject()
         self._gauges: Gauges | None = None
+        self._group: MemoryGroup | None = None
         self._clock: ClockRead | None = None
         self.job: Job | None = None
         self._when = datetime.now(UTC)
@@ -287,10 +299,11 @@ class _Session(Generic[R]):
         self._answer: R | None = None
         self._next(None)
 
-    def begin_child(self) -> int:
+    def begin_child(self, group: MemoryGroup | None) -> int:
         """Give the next job to a child that is about to begin; the seed of that job. What another child has left unread
-        is not for this one."""
+        is not for this one. The child runs in `group`, if there is one."""
         assert self.job is not None
+        self._group = group
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reads, 1 << 16):
                 pass
@@ -349,7 +362,7 @@ class _Session(Generic[R]):
 
     def failed(self, outcome: Outcome, problem: Problem) -> None:
         """The child is gone, and with it the trial that it was running."""
-        self._next(self._identified(self._trial_without_run(outcome, problem)))
+        self._next(self._identified(self._limited(self._trial_without_run(outcome, problem))))
 
     def _trial_without_run(self, outcome: Outcome, problem: Problem) -> Trial:
         assert self.job is not None
@@ -381,9 +394,29 @@ class _Session(Generic[R]):
 
     def _run_ended(self, trial: Trial) -> None:
         self._has_run, self._is_at_one = True, False
-        self._next(self._identified(trial))
+        before = trial.extent.memory_limit_bytes
+        self._next(self._identified(self._limited(trial)))
         if trial.outcome == "done":  # else the child ends by itself; a fresh job waits for the next child
-            self._hand_out(None if self.job is None or self.job.fresh else self.job)
+            is_for_another = self.job is None or self.job.fresh or self.job.extent.memory_limit_bytes != before
+            self._hand_out(None if is_for_another else self.job)
+
+    def _limited(self, trial: Trial) -> Trial:
+        """The trial with what its memory limit came to: the most that it had, and `oom` if that was the limit."""
+        if self._group is None:
+            return trial
+        peak = self._group.peak_bytes()
+        if peak is not None:
+            trial = msgspec.structs.replace(trial, peaks={**trial.peaks, "limited_bytes": peak})
+        if trial.outcome == "done" or not self._group.kills():
+            return trial
+        workers = format_workers(trial.setting.num_workers)
+        limit = format_bytes(self._group.limit_bytes)
+        problem = Problem(
+            sentence=f"the run with {workers} reached its memory limit of {limit}, and the kernel killed one of its "
+            "processes",
+            remedy="use fewer workers, a smaller batch or less prefetch",
+        )
+        return msgspec.structs.replace(trial, outcome="oom", problem=problem)
 
     def _identified(self, trial: Trial) -> Trial:
         """The trial with what was asked, when it ran, and what was read beside it."""
@@ -439,9 +472,19 @@ def open_workload(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEv
 
 
 def _serve(
-    source: Workload | WorkloadSpec, mode: Mode | None, device: str, path: str, seed: int, forks: bool, emit: OnEvent
+    source: Workload | WorkloadSpec,
+    mode: Mode | None,
+    device: str,
+    path: str,
+    seed: int,
+    forks: bool,
+    group: str | None,
+    emit: OnEvent,
 ) -> bool:
-    """Run jobs until there are no more, or one has failed: what it left behind goes with this process."""
+    """Run jobs until there are no more, or one has failed: what it left behind goes with this process. `group` is the
+    folder of the control group that the process and all its workers run in."""
+    if group is not None:
+        join(Path(group))
     from stoker.measure.run import Bench
     from stoker.process.threads import limit_threads
 
@@ -503,7 +546,7 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
 
     limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]
     deadline_s = min((each for each in limits if each is not None), default=None)
-    _set_threads(job.threads, limit)
+    _set_threads(job.threads or job.setting.threads, limit)
 
     def wait_for_caller() -> None:
         emit(LoopReady())
@@ -532,7 +575,7 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
         if isinstance(error, StokerError) and not bench.running:
             raise
         _errors.append(error)
-        outcome, problem = _outcome_of(error)
+        outcome, problem = outcome_of(error)
     failed = Trial(
         outcome=outcome,
         workload=bench.subject,
@@ -553,7 +596,7 @@ def _set_threads(number: int | None, limit: "ThreadLimit | None") -> None:
         torch.set_num_threads(number)
 
 
-def _outcome_of(error: BaseException) -> tuple[Outcome, Problem]:
+def outcome_of(error: BaseException) -> tuple[Outcome, Problem]:
     """Judge an error while the loader's signal handler may still raise another one, for a worker that died."""
     from stoker.process import failures
 

@@ -80,12 +80,28 @@ class ModelStep:
         self._scaler = torch.amp.GradScaler(device.type) if scaled else None
         self._accumulate, self._batches = setting.accumulate, 0
         self.updates_itself = False
+        self.on_loss: Callable[[torch.Tensor], None] | None = None
+        """Called with the loss of each training step."""
+        self._steps = 0
 
     def begin(self, accumulate: int) -> None:
         """From here on make one update every `accumulate` batches. Gradients of an unfinished update are dropped."""
         self._accumulate, self._batches = accumulate, 0
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def returns_loss(self) -> bool:
+        """Whether the workload's own step is known to return a loss: it has been called, and did."""
+        return self._steps > 0 and not self.updates_itself
+
+    def scale_learning_rates(self, factor: float) -> tuple[float, ...]:
+        """Multiply the optimizer's learning rates; what they are then, a number for each group of parameters."""
+        groups = getattr(self._optimizer, "param_groups", [])
+        for group in groups:
+            if "lr" in group and factor != 1.0:
+                group["lr"] = group["lr"] * factor
+        return tuple(float(group["lr"]) for group in groups if "lr" in group)
 
     def move(self, batch: Any) -> Any:
         """The batch on the device, in the memory format of the setting."""
@@ -139,10 +155,13 @@ class ModelStep:
     def _train(self, batch: Any, tick: Tick) -> None:
         with self.precision():
             loss = self._loss(batch)
+        self._steps += 1
         if loss is None:
             self.updates_itself = True
             tick("step")
             return
+        if self.on_loss is not None:
+            self.on_loss(loss)
         tick("forward")
         loss = loss if self._accumulate == 1 else loss / self._accumulate
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()

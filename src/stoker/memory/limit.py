@@ -8,14 +8,14 @@ from typing import Any, TypedDict, Unpack, get_args
 
 import msgspec
 
-from stoker.errors import InputError
+from stoker.errors import InputError, OutOfTime
 from stoker.events import OnEvent
 from stoker.machine import software
 from stoker.measure.session import trial_server
 from stoker.memory.trace.gpus import architecture
 from stoker.process import child
 from stoker.records import METHODS, Limit, Method, Mode, OptimizerName, Precision, Record, Setting, WorkloadSpec
-from stoker.units import format_bytes, parse_bytes
+from stoker.units import format_bytes, format_seconds, parse_bytes
 from stoker.workload.workload import Workload
 
 _STALL_S = 600.0
@@ -144,14 +144,32 @@ def limit(
 
 
 def limit_in_child(
-    source: Workload | WorkloadSpec, request: LimitRequest, on_event: OnEvent | None, *, stall_s: float = _STALL_S
+    source: Workload | WorkloadSpec,
+    request: LimitRequest,
+    on_event: OnEvent | None,
+    *,
+    stall_s: float = _STALL_S,
+    timeout_s: float | None = None,
 ) -> Limit:
-    """The answer to a request, found in a process of its own: tracing changes torch for good."""
+    """The answer to a request, found in a process of its own: tracing changes torch for good.
+
+    Raises `OutOfTime` after `timeout_s`, however far it is then.
+    """
     from stoker.memory.methods import answer
 
-    return child.value(
-        child.run(answer, (source, request), kind=Limit, server=trial_server(), on_event=on_event, stall_s=stall_s)
+    began = perf_counter()
+    ended = child.run(
+        answer,
+        (source, request),
+        kind=Limit,
+        server=trial_server(),
+        on_event=on_event,
+        stall_s=stall_s,
+        timeout_s=timeout_s,
     )
+    if ended.how == "timed_out" and timeout_s is not None and perf_counter() - began >= timeout_s:
+        raise OutOfTime(f"the largest batch was not found within {format_seconds(timeout_s)}")
+    return child.value(ended)
 
 
 def _bytes(amount: Any, what: str, *, least: int) -> int:

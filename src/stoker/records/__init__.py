@@ -32,6 +32,7 @@ from stoker.records.base import (
     decode,
     encode,
 )
+from stoker.records.convergence import Checkpoint, Convergence, LearningRateScale, TrainingRun
 from stoker.records.documents import KINDS, SCHEMA, labelled, parse, read
 from stoker.records.machine import (
     Cpu,
@@ -94,7 +95,9 @@ __all__ = [
     "Batching",
     "Bound",
     "Candidate",
+    "Checkpoint",
     "Clock",
+    "Convergence",
     "Cpu",
     "Cuda",
     "Disk",
@@ -109,6 +112,7 @@ __all__ = [
     "Host",
     "InterruptedTune",
     "Kind",
+    "LearningRateScale",
     "Limit",
     "LimitRemedy",
     "Machine",
@@ -145,6 +149,7 @@ __all__ = [
     "TaskKind",
     "Throttling",
     "Timeline",
+    "TrainingRun",
     "Trial",
     "Verdict",
     "VerifiedRemedy",

@@ -17,6 +17,7 @@ RENDERERS: dict[str, str] = {
     "Prediction": "stoker.integrations.display:prediction_text",
     "Probes": "stoker.integrations.display:probes_text",
     "Machine": "stoker.integrations.display:machine_text",
+    "Convergence": "stoker.integrations.display:convergence_text",
 }
 """The function that makes the text of a record, as `module:function`, by the name of the record's class."""
 HTML_RENDERERS: dict[str, str] = dict.fromkeys(RENDERERS, "stoker.integrations.notebook:record_html")

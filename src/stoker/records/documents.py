@@ -8,6 +8,7 @@ import msgspec
 from stoker.errors import InputError
 from stoker.records.answers import InterruptedTune, Limit, MethodComparison, Plan, Prediction, Stalls
 from stoker.records.base import Record
+from stoker.records.convergence import Convergence
 from stoker.records.machine import Machine
 from stoker.records.probes import Probes
 from stoker.records.trial import Trial
@@ -25,6 +26,7 @@ KINDS: dict[str, type[Record]] = {
     "plan": Plan,
     "interrupted_tune": InterruptedTune,
     "machine": Machine,
+    "convergence": Convergence,
 }
 """Every kind of document that Stoker saves."""
 

@@ -24,7 +24,11 @@ class Cpu(Record, frozen=True):
 
 
 class Host(Record, frozen=True):
-    """Memory and the limits that break loaders. `limit_bytes` is the least of RAM and every cgroup limit above us."""
+    """Memory and the limits that break loaders. `limit_bytes` is the least of RAM and every cgroup limit above us.
+
+    `limits_memory`: whether a run can be given a memory limit here; None where that was not tried. `limits_problem`
+    says why not.
+    """
 
     ram_bytes: int
     cgroup_limit_bytes: int | None
@@ -35,6 +39,8 @@ class Host(Record, frozen=True):
     open_files_soft: int
     open_files_hard: int
     start_method: str
+    limits_memory: bool | None = None
+    limits_problem: str | None = None
 
 
 class GpuProcess(Record, frozen=True):

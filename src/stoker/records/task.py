@@ -22,6 +22,7 @@ class Setting(Record, frozen=True):
     """What can be set about a run. None leaves the choice to the device: pinned memory where there is a GPU. Out of
     order, batches come as they are ready: a slow one holds back no other. `multiprocessing_context` is how workers are
     started, None as Python does. `worker_threads` are torch's threads in each worker, None as PyTorch sets them: one.
+    `threads` are those of the loop's process, None as PyTorch and the workload's code set them.
     In training there is one update for `accumulate` batches."""
 
     batch_size: int = 32
@@ -32,6 +33,7 @@ class Setting(Record, frozen=True):
     in_order: bool = True
     multiprocessing_context: StartMethod | None = None
     worker_threads: int | None = None
+    threads: int | None = None
     accumulate: int = 1
     precision: Precision = "fp32"
     channels_last: bool = False
@@ -39,7 +41,8 @@ class Setting(Record, frozen=True):
     cudnn_benchmark: bool = False
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "worker_threads": 1, "accumulate": 1}
+        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "accumulate": 1}
+        least |= {"worker_threads": 1, "threads": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
             if value is not None and value < lowest:
@@ -62,6 +65,9 @@ class Extent(Record, frozen=True):
     Each epoch has `warmup` + `batches` batches, or the whole set where `batches` is None. `source` says where the data
     lies when the run begins: `files` as they are, evicted from the page cache (`cold`), brought into it (`cached`), or
     as batches already in memory (`memory`), which leaves the loader out.
+
+    With `memory_limit_bytes` the kernel limits the run, its workers and the page cache that they fill to so much
+    memory.
     """
 
     batches: int | None = 50
@@ -70,9 +76,10 @@ class Extent(Record, frozen=True):
     source: Literal["files", "cached", "cold", "memory"] = "files"
     validate: bool = False
     seed: int = 0
+    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("batches", 1), ("warmup", 0), ("epochs", 1)):
+        for name, least in (("batches", 1), ("warmup", 0), ("epochs", 1), ("memory_limit_bytes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} must be at least {least}, got {value}")

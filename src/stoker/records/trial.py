@@ -124,6 +124,7 @@ class Trial(Record, frozen=True):
     threads were ready to run and got no CPU, on average: None where it was not read. `threads` are torch's in the
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
+    `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
     """
 
     outcome: Outcome
@@ -150,6 +151,7 @@ class Trial(Record, frozen=True):
     when: datetime | None = None
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
+    fits_workers: int | None = None
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""

@@ -167,6 +167,26 @@ def lines(
     return _finished(chart, rows=rows, facet=facet, columns=4, independent_y=independent_y)
 
 
+def curves(rows: Rows, *, x: str, y: str, x_title: str, y_title: str) -> Spec:
+    """A line for each `seed` with a colour for each `batch_size`, over a quantity."""
+    base = alt.Chart().mark_line(point=alt.OverlayMarkDef(size=20, filled=True), strokeWidth=1.4, opacity=0.85)
+    chart = base.encode(
+        x=alt.X(f"{x}:Q", title=x_title, axis=_axis("s" if x == "seconds" else "n")),
+        y=alt.Y(f"{y}:Q", title=y_title, scale=alt.Scale(zero=False), axis=_axis("")),
+        color=_category("batch_size", "batch size", rows),
+        detail="seed:N",
+        tooltip=[
+            alt.Tooltip("batch_size:N", title="batch size"),
+            alt.Tooltip("seed:N", title="seed"),
+            alt.Tooltip("epochs:Q", format=".3~g", title="epochs"),
+            alt.Tooltip("updates:Q", format=",", title="updates"),
+            alt.Tooltip("seconds:Q", format=".3~g", title="seconds"),
+            alt.Tooltip(f"{y}:Q", format=".4~g", title=y_title),
+        ],
+    )
+    return _finished(chart.properties(width=420, height=240), rows=rows)
+
+
 def regret_bars(rows: Rows) -> Spec:
     """Average regret of each `setting` as a bar, the worst workload as a tick. Rows come sorted."""
     y = alt.Y("setting:N", sort=_order(rows, "setting"), title=None, axis=alt.Axis(labelLimit=200))

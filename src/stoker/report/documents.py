@@ -6,18 +6,27 @@ from typing import Any
 
 import msgspec
 
+from stoker.analysis.convergence import difference, sentences
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
+<<<<<<< HEAD
 from stoker.errors import InputError
 from stoker.records import (
+=======
+from stoker.records import (
+    Convergence,
+>>>>>>> main
     Disk,
     Machine,
     Plan,
     Record,
     Remedy,
+<<<<<<< HEAD
     ScriptAnswer,
+=======
+>>>>>>> main
     Stalls,
     Trial,
     VerifiedRemedy,
@@ -136,6 +145,13 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     document["remedies"] = [_remedy_document(remedy) for remedy in plan.remedies]
     document["verified"] = [_verified_document(each) for each in plan.verified]
     return labelled(plan, document)
+
+
+def convergence_document(found: Convergence) -> dict[str, Any]:
+    """The runs, with the differences between the two batch sizes and the answer in sentences."""
+    seen = difference(found)
+    derived = {"difference": msgspec.to_builtins(seen, str_keys=True), "sentences": sentences(found, seen)}
+    return labelled(found, {**msgspec.to_builtins(found), **derived})
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:

@@ -26,7 +26,7 @@ COMMON = (*WORKLOAD, "mode", "device")
 SETTING = tuple(each.name for each in fields(Setting))
 LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
-EXTENT = ("batches", "warmup", "epochs", "source", "validate")
+EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
@@ -135,6 +135,7 @@ _FORMS: dict[str, Callable[[str], object]] = {
     "gpu_memory": parse_bytes,
     "reserve": parse_bytes,
     "host_memory": parse_bytes,
+    "memory_limit": parse_bytes,
     "budget": parse_seconds,
 }
-_AMOUNTS = ("gpu_memory", "reserve", "host_memory", "budget")
+_AMOUNTS = ("gpu_memory", "reserve", "host_memory", "memory_limit", "budget")

@@ -41,7 +41,7 @@ from msgspec import field
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
 from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SETTING, Kind, Value, checked, nearest
-from stoker.units import parse_seconds
+from stoker.units import parse_bytes, parse_seconds
 
 _TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
 _LONGEST_NAME = 100
@@ -158,6 +158,9 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
 
 def _extent(cell: Mapping[str, Value]) -> Extent:
     values: dict[str, Any] = {name: cell[name] for name in EXTENT if name in cell}
+    if "memory_limit" in values:
+        limit = values.pop("memory_limit")
+        values["memory_limit_bytes"] = parse_bytes(limit) if isinstance(limit, str) else int(limit)
     if "items" in cell and "batches" not in values:
         values |= {"batches": None, "warmup": values.get("warmup", 0)}
     elif "epochs" in values and "batches" not in values:

@@ -6,14 +6,19 @@ from typing import NamedTuple
 
 import msgspec
 
+<<<<<<< HEAD
 from stoker.analysis.spans import step_cores
+=======
+from stoker.analysis.interference import thread_change
+from stoker.analysis.spans import steady
+>>>>>>> main
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
 from stoker.forecast.predictor import Predictor
 from stoker.forecast.probes import batch_size_of, facts_of, run_of, start_method_of
 from stoker.forecast.samples import item_bytes_of, mean_wait_s, warm_batches
 from stoker.measure.malloc import ENVIRONMENT
-from stoker.records import Probes, Record, Remedy, RemedyKind, Setting, Trial
+from stoker.records import Probes, Record, Remedy, RemedyKind, Run, Setting, Trial
 from stoker.tuning.caching import Prefix, deterministic_prefix
 from stoker.tuning.space import RULES as SPACE
 from stoker.units import format_bytes
@@ -150,7 +155,7 @@ def _batch_sizes(predictor: Predictor, setting: Setting, items: int, epochs: int
     nothing is known about others: a step may cost the same at half of it."""
     probes = predictor.probes
     measured = {run.batch_size for run in probes.of("step")}
-    if probes.subject.batch_sampler or len(measured) < 2:
+    if probes.subject.batch_sampler or len(measured) < 2 or not all(map(_has_its_size, probes.of("step"))):
         return
     sizes = measured | {int(setting.batch_size * times) for times in RULES.batch_times}
     sizes = {size for size in sizes if min(measured) <= size <= max(measured)} - {setting.batch_size}
@@ -166,11 +171,16 @@ def _batch_sizes(predictor: Predictor, setting: Setting, items: int, epochs: int
     yield Change(text, after_s, {"batch_size": size}, "setting")
 
 
+def _has_its_size(run: Run) -> bool:
+    """Whether batches have about the size that was asked for: a function that makes batch samplers may pass over it."""
+    return run.batch_size / 2 <= fmean(run.items) <= run.batch_size
+
+
 # ---------------------------------------------------------------- code and what-ifs
 
 
 def _code(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
-    """Changes that a user makes outside the setting."""
+    """Changes of a process, and of what an item costs."""
 
     def seconds(share: float) -> float:
         return predictor.changed({}, item=share).predict(setting, items, epochs=epochs).total_s
@@ -184,8 +194,9 @@ def _code(predictor: Predictor, setting: Setting, items: int, epochs: int) -> It
     if malloc is not None and setting.num_workers:
         yield Change(f"let malloc keep memory ({ENVIRONMENT} before python)", seconds(malloc), {}, "code")
     thread = _one_thread_share(probes)
-    if thread is not None and not setting.num_workers:
-        yield Change("load with one thread (torch.set_num_threads(1))", seconds(thread), {}, "code")
+    if thread is not None and not setting.num_workers and setting.threads != 1:
+        text = "load with one thread (torch.set_num_threads(1))"
+        yield Change(text, seconds(thread), {"threads": 1}, "setting")
 
 
 def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
@@ -255,10 +266,12 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """What would help, predicted from one profiled run alone. This is rougher than with probes.
 
     `others` are runs of the same workload at other settings: with another batch size among them, batch sizes are
-    advised too. The list is empty for a run that did not finish, or that loaded nothing.
+    advised too; with fewer threads among them, and if threads of the run had to wait for CPUs, threads are. The list is
+    empty for a run that did not finish, or that loaded nothing.
     """
     if not _says_enough(trial) or trial.machine is None:
         return []
+<<<<<<< HEAD
     try:
         predictor, now = predictor_of(trial, *others)
         epochs = len(trial.timeline.batches)
@@ -276,11 +289,16 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
     runs = [
         run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))
     ]
+=======
+    alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
+    runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
+>>>>>>> main
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
+<<<<<<< HEAD
     predictor = Predictor(probes, cores=_cores(trial))
     cores = step_cores(trial)
     return (predictor if cores is None else predictor.with_step_cores(cores)), now
@@ -292,6 +310,38 @@ def _cores(trial: Trial) -> float | None:
     if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
         return None
     return max(1.0, trial.machine.cpu.usable / ranks)
+=======
+    try:
+        epochs = len(trial.timeline.batches)
+        items = max(1, trial.items // epochs)
+        found = remedies(Predictor(probes), now, items, epochs=epochs, measured_s=trial.total_s)
+    except InputError:
+        found = []
+    return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
+
+
+def _fewer_threads(trial: Trial, others: Sequence[Trial]) -> Iterator[Remedy]:
+    """One thread in place of several that wait for CPUs, by a run that had one: nothing but a run says what it brings.
+    What happens before the loop is steady takes as long as before."""
+    changes, now = thread_change(trial), steady(trial)
+    for other in filter(_says_enough, others):
+        then = steady(other)
+        same = other.setting == msgspec.structs.replace(trial.setting, **changes)
+        if not changes or not same or now is None or then is None:
+            continue
+        after_s = trial.total_s - now.seconds * (1 - now.items_per_s / then.items_per_s)
+        if after_s < trial.total_s * (1 - SPACE.worth):
+            where, before = ("the loop's process", trial.threads)
+            if "worker_threads" in changes:
+                where, before = ("each worker", trial.setting.worker_threads)
+            text = f"threads in {where} {before} → 1 (torch.set_num_threads(1))"
+            yield Remedy(change=text, before_s=trial.total_s, after_s=after_s, changes=dict(changes), kind="setting")
+            return
+
+
+def _threads_of(trial: Trial) -> tuple[int | None, int | None]:
+    return trial.setting.threads, trial.setting.worker_threads
+>>>>>>> main
 
 
 def _says_enough(trial: Trial) -> bool:

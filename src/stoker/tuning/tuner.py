@@ -52,6 +52,8 @@ class TunerRules(Record, frozen=True):
     least_end_s: float = 20.0
     """The run in flight is ended when the budget is spent, but not before this: importing torch, opening the workload
     and the probes that no prediction can do without take some seconds."""
+    ceiling_share: float = 0.5
+    """The largest batch has to be found in this share of the time that is left: runs need the rest."""
     further_times: int = 2
     """If the largest size seems best, larger sizes are probed up to this many times..."""
     further_share: float = 0.15
@@ -85,6 +87,11 @@ def _largest_batch(found: Limit) -> int:
     return found.comfortable_batch or found.max_batch
 
 
+def time_of(request: TuneRequest) -> float:
+    """The seconds after which tuning ends whatever runs then. A grid runs every setting, however long that takes."""
+    return math.inf if request.planner == "grid" else max(request.budget_s, RULES.least_end_s)
+
+
 class Tuner:
     """One tuning as scripts of runs. `ceiling` may be set between `script` and `choose`."""
 
@@ -100,7 +107,7 @@ class Tuner:
             multiprocessing_context=now.multiprocessing_context,
             worker_threads=now.worker_threads,
         )
-        self._ends_at_s = began + max(request.budget_s, RULES.least_end_s)
+        self._ends_at_s = began + time_of(request)
         self._spend_s = request.budget_s
         self._trials: list[Trial] = []
         self._notes: list[str] = []
@@ -117,8 +124,8 @@ class Tuner:
         return self._ending(self._choose())
 
     def _ending(self, script: Script[R]) -> Script[R]:
-        """The script, whose runs end with the budget. A grid runs every setting, however long that takes."""
-        return script if self._request.planner == "grid" else ending_at(script, self._ends_at_s)
+        """The script, whose runs end with the budget."""
+        return ending_at(script, self._ends_at_s) if math.isfinite(self._ends_at_s) else script
 
     def _script(self) -> Script[Plan | None]:
         request = self._request

@@ -43,17 +43,23 @@ RULES = VerificationRules()
 
 
 def verification(
-    now: Setting, tried: Sequence[Remedy], objective: Objective, seconds: float, extent: Extent | None = None
+    now: Setting,
+    tried: Sequence[Remedy],
+    objective: Objective,
+    seconds: float,
+    extent: Extent | None = None,
+    *,
+    pairs: int | None = None,
 ) -> Script[list[VerifiedRemedy]]:
     """Run each remedy and the present setting one after the other. `seconds` is what the objective takes now; `extent`
-    says where the data lies and what seeds the order."""
+    says where the data lies and what seeds the order. `pairs` is how many runs each has; by default as many as tell."""
     found: list[VerifiedRemedy] = []
     for remedy in tried:
         other = msgspec.structs.replace(now, **remedy.changes)
         befores: list[float] = []
         afters: list[float] = []
         problem: str | None = None
-        while problem is None and _wants_more(befores, afters):
+        while problem is None and _wants_more(befores, afters, pairs):
             # Forwards and backwards in turns: the second of two runs may find what the first one left in caches.
             order = [(now, befores), (other, afters)]
             for setting, into in order if len(befores) % 2 == 0 else order[::-1]:
@@ -62,10 +68,10 @@ def verification(
                     problem = _why(trial)
                     break
                 into.append(trial_s(objective, trial))
-        pairs = min(len(befores), len(afters))
+        whole = min(len(befores), len(afters))
         found.append(
             VerifiedRemedy(
-                remedy=remedy, before_s=tuple(befores[:pairs]), after_s=tuple(afters[:pairs]), problem=problem
+                remedy=remedy, before_s=tuple(befores[:whole]), after_s=tuple(afters[:whole]), problem=problem
             )
         )
     return found
@@ -78,9 +84,11 @@ def verify(
     *,
     mode: Mode | None = None,
     device: str = "auto",
+    pairs: int | None = None,
     on_event: OnEvent | None = None,
 ) -> list[VerifiedRemedy]:
-    """Run the first two of the remedies that are settings, each in pairs with the setting of the profiled run.
+    """Run the first two of the remedies that are settings, each in pairs with the setting of the profiled run: so many
+    `pairs`, or two or three.
 
     Empty if none is a setting. Raises InputError or MachineError for a workload that cannot be run.
     """
@@ -91,13 +99,13 @@ def verify(
     objective = Objective(items=max(1, trial.items // epochs), epochs=epochs)
     now = msgspec.structs.replace(trial.setting, batch_size=batch_size_of(trial))
     extent = msgspec.structs.replace(trial.extent, epochs=1)
-    script = verification(now, tried, objective, trial.total_s, extent)
+    script = verification(now, tried, objective, trial.total_s, extent, pairs=pairs)
     return run_script(source, script, kind="profile", mode=mode, device=device, on_event=on_event)
 
 
-def _wants_more(befores: Sequence[float], afters: Sequence[float]) -> bool:
-    if len(befores) < RULES.pairs:
-        return True
+def _wants_more(befores: Sequence[float], afters: Sequence[float], pairs: int | None) -> bool:
+    if pairs is not None or len(befores) < RULES.pairs:
+        return len(befores) < (pairs or RULES.pairs)
     ratios = [before / after for before, after in zip(befores, afters, strict=True)]
     return len(ratios) == RULES.pairs and max(ratios) > (1 + RULES.close) * min(ratios)
 

@@ -15,7 +15,7 @@ from stoker.workload.batch import known_count as known_count
 from stoker.workload.batch import split as split
 from stoker.workload.batch import to_device as to_device
 from stoker.workload.batch import without_target
-from stoker.workload.loaders import is_loader, parts_of
+from stoker.workload.loaders import gives_batches, is_loader, parts_of
 from stoker.workload.workload import Workload
 
 # Weights of the auxiliary heads' losses, from the papers that introduced the two models.
@@ -68,13 +68,15 @@ def make_dataset(workload: Workload, part: Literal["train", "validation"] = "tra
 
 
 def opened(workload: Workload) -> Workload:
-    """The workload with its dataset made; a DataLoader that a function makes is taken apart."""
+    """The workload with its dataset made; a DataLoader that a function makes is taken apart. A pipeline of webdataset
+    that gives whole batches is not batched again."""
     made = make(workload.dataset)
-    if made is workload.dataset:
-        return workload
-    if not is_loader(made):
-        return workload.with_(dataset=make_dataset(workload.with_(dataset=made)))
-    return workload.with_(dataset=made)
+    if made is not workload.dataset:
+        dataset = made if is_loader(made) else make_dataset(workload.with_(dataset=made))
+        workload = workload.with_(dataset=dataset)
+    if gives_batches(workload.dataset) and workload.batch_sampler is None:
+        return workload.with_(batched=True)
+    return workload
 
 
 def make_batch_sampler(workload: Workload, batch_size: int) -> Any:
@@ -108,12 +110,13 @@ def make_optimizer(workload: Workload, model: nn.Module) -> Any:
 # ---------------------------------------------------------------- calling
 
 
-def forward(workload: Workload, model: nn.Module, inputs: Any) -> Any:
+def forward(workload: Workload, model: nn.Module, inputs: Any, *, with_target: bool = False) -> Any:
     """Call the model on a batch's inputs: a tensor, several inputs, or a mapping of keyword arguments.
 
-    The model receives labels only if it has to compute the loss itself: in training, without a loss in the workload.
+    The model receives labels only if it has to compute the loss itself: in training, without a loss in the workload,
+    or `with_target`.
     """
-    if workload.loss is not None or not model.training:
+    if not with_target and (workload.loss is not None or not model.training):
         inputs = without_target(inputs)
     if workload.forward is not None:
         return workload.forward(model, inputs)

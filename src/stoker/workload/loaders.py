@@ -26,10 +26,27 @@ if TYPE_CHECKING:
 
 
 def is_loader(thing: Any) -> bool:
-    """Whether this is a DataLoader, or an object around one, as timm's `PrefetchLoader`."""
-    return isinstance(thing, DataLoader) or (
-        not isinstance(thing, type) and isinstance(vars_of(thing).get("loader"), DataLoader)
-    )
+    """Whether this is a DataLoader, or an object around one: timm's `PrefetchLoader`, webdataset's `WebLoader`."""
+    if isinstance(thing, type):
+        return False
+    return isinstance(thing, DataLoader) or any(isinstance(each, DataLoader) for each in _around(thing))
+
+
+def _around(thing: Any) -> list[Any]:
+    """What may be the DataLoader in an object around one."""
+    return [vars_of(thing).get("loader"), *_pipeline(thing)[:1]]
+
+
+def _pipeline(thing: Any) -> list[Any]:
+    """The stages of a pipeline of webdataset; empty for other objects."""
+    stages = vars_of(thing).get("pipeline")
+    return stages if type(thing).__module__.startswith("webdataset.") and isinstance(stages, list) else []
+
+
+def gives_batches(dataset: Any) -> bool:
+    """Whether a pipeline of webdataset gives whole batches: `.batched(n)`, and no `.unbatched()` after it."""
+    names = [getattr(getattr(stage, "f", None), "__name__", "") for stage in _pipeline(dataset)]
+    return next((name == "_batched" for name in reversed(names) if name in ("_batched", "_unbatched")), False)
 
 
 def vars_of(thing: Any) -> dict[str, Any]:
@@ -136,8 +153,17 @@ def first_items(loader: Any, items: int) -> "DataLoader[Any]":
 
 
 def _inner(loader: Any) -> "DataLoader[Any]":
-    """The DataLoader itself, from inside timm's `PrefetchLoader`."""
-    return loader if isinstance(loader, DataLoader) else vars_of(loader)["loader"]
+    """The DataLoader itself, from inside timm's `PrefetchLoader` or webdataset's `WebLoader`. Raises InputError if a
+    `WebLoader` does more than load."""
+    if isinstance(loader, DataLoader):
+        return loader
+    if further := _pipeline(loader)[1:]:
+        names = ", ".join(getattr(getattr(stage, "f", None), "__name__", "?").lstrip("_") for stage in further)
+        raise InputError(
+            f"a WebLoader with stages behind its loader ({names}) cannot be taken apart: give the DataLoader alone, "
+            "with these stages in its dataset"
+        )
+    return next(each for each in _around(loader) if isinstance(each, DataLoader))
 
 
 def _plain(batch_sampler: Any) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 from stoker import marks
 from stoker.measure.spy.transforms import bytes_of
 
-# Module, name, stage. torchvision.io imports its functions by name, so they are patched there too.
+# Module, name, stage. torchvision.io imports its functions by name, so they are patched there too. Some libraries read
+# and decode in one call: the stage is then what takes most of the time.
 _FUNCTIONS = (
     ("PIL.Image", "open", "read"),
     ("torchvision.io.image", "read_file", "read"),
@@ -27,7 +28,10 @@ _FUNCTIONS = (
     ("torchvision.io", "decode_image", "decode"),
     ("torchvision.io", "decode_jpeg", "decode"),
     ("torchvision.io", "decode_png", "decode"),
+    ("cv2", "imread", "decode"),
     ("cv2", "imdecode", "decode"),
+    ("soundfile", "read", "decode"),
+    ("h5py", "Dataset.__getitem__", "read"),
     ("numpy", "load", "read"),
     ("numpy", "fromfile", "read"),
     ("torch", "load", "read"),
@@ -40,7 +44,11 @@ def patch(undo: ExitStack) -> None:
     for module_name, name, stage in _FUNCTIONS:
         module = sys.modules.get(module_name)
         if module is not None:
-            _replace(module, name, functools.partial(_timed, stage=stage), undo)
+            *classes, attribute = name.split(".")
+            owner: Any = module
+            for each in classes:
+                owner = getattr(owner, each, None)
+            _replace(owner, attribute, functools.partial(_timed, stage=stage), undo)
     image = importlib.import_module("PIL.Image")
     image_file = importlib.import_module("PIL.ImageFile")
     _replace(image_file.ImageFile, "load", _timed_load, undo)

@@ -96,7 +96,8 @@ class _Chain:
 
 
 def _is_compose(value: Any) -> bool:
-    return type(value).__name__ == "Compose" and type(value).__module__.startswith("torchvision.")
+    """Whether this is a chain of transforms of torchvision or of Albumentations, which call the members by a list."""
+    return type(value).__name__ == "Compose" and type(value).__module__.startswith(("torchvision.", "albumentations."))
 
 
 def _named(members: list[Any]) -> list[Any]:

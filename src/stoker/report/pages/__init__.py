@@ -1,5 +1,6 @@
 """What each kind of result shows on its page: the answer first, then charts whose titles are findings."""
 
+from stoker.report.pages.convergence import convergence_page
 from stoker.report.pages.limit import comparison_page, limit_page
 from stoker.report.pages.machine import machine_page
 from stoker.report.pages.plan import interrupted_page, plan_page
@@ -10,6 +11,7 @@ from stoker.report.pages.trial import stalls_page, trial_page
 
 __all__ = [
     "comparison_page",
+    "convergence_page",
     "interrupted_page",
     "limit_page",
     "machine_page",

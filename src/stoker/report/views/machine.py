@@ -45,6 +45,9 @@ def _host_rows(machine: Machine) -> list[tuple[str, str]]:
         rows.append(("/dev/shm", f"{format_bytes(host.shm_bytes)}, {format_bytes(host.shm_free_bytes)} free"))
     rows.append(("open files", f"{host.open_files_soft} (at most {host.open_files_hard})"))
     rows.append(("workers start by", host.start_method))
+    if host.limits_memory is not None:
+        answer = "possible (profile --limit-memory)" if host.limits_memory else f"no: {host.limits_problem}"
+        rows.append(("limiting memory", answer))
     return rows
 
 

@@ -63,7 +63,7 @@ def problem_view(trial: Trial) -> RenderableType:
 
 
 def _heading(trial: Trial) -> RenderableType:
-    subject, setting = trial.workload, trial.setting
+    subject, setting, limit = trial.workload, trial.setting, trial.extent.memory_limit_bytes or 0
     extras = [
         name
         for name, on in (
@@ -73,11 +73,13 @@ def _heading(trial: Trial) -> RenderableType:
             ("out of order", not setting.in_order),
             (f"workers by {setting.multiprocessing_context}", setting.multiprocessing_context and setting.num_workers),
             (f"{setting.worker_threads} threads in each worker", setting.worker_threads and setting.num_workers),
+            (f"torch.set_num_threads({setting.threads})", setting.threads),
             (f"one update for {setting.accumulate} batches", setting.accumulate > 1),
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
             ("cudnn benchmark", setting.cudnn_benchmark),
             (f"data {trial.extent.source}", trial.extent.source != "files"),
+            (f"memory limited to {format_bytes(limit)}", limit),
         )
         if on
     ]
@@ -87,11 +89,20 @@ def _heading(trial: Trial) -> RenderableType:
         f" · {subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device}",
     )
     workers = format_workers(setting.num_workers)
-    batch = f"batch {setting.batch_size}"
-    if subject.batch_sampler and trial.timeline.items:
-        batch = f"batches of {_sizes(trial.timeline.items)} by its batch_sampler"
+    batch = _batch_in_words(trial)
     second = f"{batch}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
+
+
+def _batch_in_words(trial: Trial) -> str:
+    """The batch size; where the workload makes its batches itself, the sizes that they had."""
+    subject, asked, items = trial.workload, trial.setting.batch_size, trial.timeline.items
+    by = "by the dataset" if subject.batching == "dataset" else "by its batch_sampler"
+    if subject.batch_sampler:
+        return f"batches of {_sizes(items)} {by}" if items else f"batches {by}"
+    if subject.batching == "function" and set(items) - {asked}:
+        return f"batches of {_sizes(items)} {by} for {asked}"
+    return f"batch {asked}"
 
 
 def _sizes(items: Sequence[int]) -> str:
@@ -168,6 +179,10 @@ def _facts(trial: Trial) -> list[RenderableType]:
     if "reserved_bytes" in trial.peaks:
         allocated, reserved = trial.peaks["allocated_bytes"], trial.peaks["reserved_bytes"]
         lines.append(f"torch's peak: {format_bytes(allocated)} allocated, {format_bytes(reserved)} reserved")
+    if "limited_bytes" in trial.peaks:
+        limit = trial.extent.memory_limit_bytes or 0
+        had = format_bytes(trial.peaks["limited_bytes"])
+        lines.append(f"memory with page cache: at most {had} of the {format_bytes(limit)} that the run may have")
     if trial.machine and trial.machine.storage:
         lines.append(f"data on {trial.machine.storage.kind} storage ({trial.machine.storage.filesystem})")
     return [Text(line) for line in lines]
