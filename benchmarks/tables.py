@@ -474,7 +474,6 @@ def reports() -> str:
     return table(head, lines)
 
 
-<<<<<<< HEAD
 def run_proof() -> str:
     head = ["script", "now", "proposed", "predicted", "measured", "where"]
     lines = []
@@ -493,7 +492,8 @@ def run_proof() -> str:
                 ]
             )
     return table(head, lines)
-=======
+
+
 def remedies() -> str:
     head = ["example", "bottleneck", "remedy", "predicted", "measured, with standard error"]
     found = rows("two-cores", "remedies")
@@ -509,7 +509,6 @@ def remedies() -> str:
     slower = sum(row["slower"] for row in ran)
     said = f"{slower} of {len(ran)} remedies were slower than the present setting by more than the standard error."
     return f"{table(head, lines)}\n\n{said}"
->>>>>>> main
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

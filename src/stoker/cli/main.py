@@ -32,11 +32,7 @@ def common(
 
 
 # Commands register themselves, in the order in which help lists them.
-<<<<<<< HEAD
-from stoker.cli import doctor, profile, limit, probe, predict, tune, prepare, study, report, run  # noqa: E402, F401, I001
-=======
-from stoker.cli import doctor, profile, limit, probe, predict, tune, prepare, converge, study, report  # noqa: E402, F401, I001
->>>>>>> main
+from stoker.cli import doctor, profile, limit, probe, predict, tune, prepare, converge, study, report, run  # noqa: E402, F401, I001
 
 
 class _Signals:

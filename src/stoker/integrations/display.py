@@ -8,11 +8,18 @@ import shutil
 
 from rich.console import Console, RenderableType
 
-<<<<<<< HEAD
-from stoker.records import Limit, Machine, MethodComparison, Plan, Prediction, Probes, ScriptAnswer, Stalls, Trial
-=======
-from stoker.records import Convergence, Limit, Machine, MethodComparison, Plan, Prediction, Probes, Stalls, Trial
->>>>>>> main
+from stoker.records import (
+    Convergence,
+    Limit,
+    Machine,
+    MethodComparison,
+    Plan,
+    Prediction,
+    Probes,
+    ScriptAnswer,
+    Stalls,
+    Trial,
+)
 
 _WIDEST = 100
 """Columns at most, as on the command line outside a terminal."""

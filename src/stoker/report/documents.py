@@ -11,22 +11,15 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
-<<<<<<< HEAD
 from stoker.errors import InputError
 from stoker.records import (
-=======
-from stoker.records import (
     Convergence,
->>>>>>> main
     Disk,
     Machine,
     Plan,
     Record,
     Remedy,
-<<<<<<< HEAD
     ScriptAnswer,
-=======
->>>>>>> main
     Stalls,
     Trial,
     VerifiedRemedy,

@@ -1,17 +1,14 @@
 """What would make a run faster, by predicted gain: settings to change, code to change, and what-ifs."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
-<<<<<<< HEAD
-from stoker.analysis.spans import step_cores
-=======
 from stoker.analysis.interference import thread_change
-from stoker.analysis.spans import steady
->>>>>>> main
+from stoker.analysis.spans import steady, step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
 from stoker.forecast.predictor import Predictor
@@ -271,14 +268,13 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """
     if not _says_enough(trial) or trial.machine is None:
         return []
-<<<<<<< HEAD
-    try:
+    found: list[Remedy] = []
+    with suppress(InputError):
         predictor, now = predictor_of(trial, *others)
         epochs = len(trial.timeline.batches)
         items = max(1, trial.items // epochs)
-        return remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
-    except InputError:
-        return []
+        found = remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
+    return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
 
 def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
@@ -286,19 +282,13 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
     says too little: without a machine, or with no loading seen."""
     if not _says_enough(trial) or trial.machine is None:
         raise InputError("nothing can be predicted from a run that did not load anything")
-    runs = [
-        run for each in (trial, *filter(_says_enough, others)) for run in (run_of(each, "load"), run_of(each, "step"))
-    ]
-=======
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
->>>>>>> main
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
-<<<<<<< HEAD
     predictor = Predictor(probes, cores=_cores(trial))
     cores = step_cores(trial)
     return (predictor if cores is None else predictor.with_step_cores(cores)), now
@@ -310,14 +300,6 @@ def _cores(trial: Trial) -> float | None:
     if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
         return None
     return max(1.0, trial.machine.cpu.usable / ranks)
-=======
-    try:
-        epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
-        found = remedies(Predictor(probes), now, items, epochs=epochs, measured_s=trial.total_s)
-    except InputError:
-        found = []
-    return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
 
 def _fewer_threads(trial: Trial, others: Sequence[Trial]) -> Iterator[Remedy]:
@@ -341,7 +323,6 @@ def _fewer_threads(trial: Trial, others: Sequence[Trial]) -> Iterator[Remedy]:
 
 def _threads_of(trial: Trial) -> tuple[int | None, int | None]:
     return trial.setting.threads, trial.setting.worker_threads
->>>>>>> main
 
 
 def _says_enough(trial: Trial) -> bool:
