@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from stoker.cli.options import ReportOption, SaveOption, app, writable
-from stoker.errors import InputError
+from stoker.errors import StokerError
 
 
 class _Command(TyperCommand):
@@ -78,8 +78,13 @@ def run(
         typer.echo(f"stoker: {sentence}", err=True)
 
     def save_answer(answer: ScriptAnswer) -> None:
-        if save is not None and answer.training is not None:
+        if save is None or answer.training is None:
+            return
+        try:
             documents.save(documents.script_document(answer), save)
+        except (StokerError, OSError) as error:
+            if answer.status is not None:  # otherwise it is tried again at the end
+                typer.echo(f"stoker: {error}", err=True)
 
     answer = run_script(request, say=say, on_answer=save_answer)
     finish(answer, save=save, report=report, quiet=quiet, console=console)
@@ -103,5 +108,5 @@ def finish(answer: Any, *, save: Path | None, report: Path | None, quiet: bool, 
 
             write_page(script_page(answer), report)
             typer.echo(f"charts in {report}", err=True)
-    except InputError as error:
+    except (StokerError, OSError) as error:
         typer.echo(f"stoker: {error}", err=True)

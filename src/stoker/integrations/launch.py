@@ -201,11 +201,15 @@ def _run(
         pid = _spawn(program, words, environment, before, drops=drops)
         if companion is not None:
             companion.started(pid)
+        ours: int | None = None
         while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             wait_s = RULES.look_s if companion is not None else _FOREVER_S
             received = signal.sigtimedwait(numbers | {signal.SIGCHLD}, wait_s)
-            if received is not None and received.si_signo != signal.SIGCHLD and received.si_code != _KERNEL:
-                os.kill(pid, received.si_signo)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                if received.si_code != _KERNEL:
+                    os.kill(pid, received.si_signo)
+                if drops and received.si_signo in _ENDING:
+                    ours = received.si_signo
             if companion is not None:
                 companion.look()
         if companion is not None:
@@ -215,14 +219,17 @@ def _run(
             companion.ended()
         while (late := signal.sigtimedwait(numbers, 0)) is not None:  # the terminal's reached the script by itself
             if late.si_code != _KERNEL:
-                os.kill(os.getpid(), late.si_signo)
-                break
+                ours = late.si_signo
+        if ours is not None:
+            os.kill(os.getpid(), ours)
         return _status(status)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _FOREVER_S = 3600.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end a rerun and what comes after it: a script whose output goes nowhere is ours, not the user's."""
 
 
 def _spawn(program: str, words: list[str], environment: dict[str, str], mask: Collection[int], *, drops: bool) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from stoker.analysis.spans import steady
-from stoker.errors import InputError
+from stoker.errors import InputError, Interrupted, StokerError
 from stoker.integrations.edits import Site, change_for
 from stoker.integrations.launch import collected, command_line, launch, log_directory
 from stoker.integrations.logs import RunLog, read_logs
@@ -89,7 +89,10 @@ def run_script(
         )
         answer = _answer(request, directory, reader.surroundings(), launched.status)
         if request.verify and answer.proposals:
-            answer = _verified(request, answer, read_logs(collected(directory)), environment, say)
+            try:
+                answer = _verified(request, answer, read_logs(collected(directory)), environment, say)
+            except Interrupted:
+                answer = msgspec.structs.replace(answer, notes=(*answer.notes, "the verification was interrupted"))
     if on_answer is not None:
         on_answer(answer)
     return answer
@@ -101,10 +104,12 @@ def run_script(
 def _answer(request: ScriptRequest, directory: Path, around: Surroundings, status: int | None) -> ScriptAnswer:
     """What the logs say. A log that cannot be read is a problem of ours, not of the script."""
     try:
-        log = read_logs(collected(directory))
-    except InputError as error:
-        return ScriptAnswer(command=request.command, status=status, problems=(str(error),))
-    return answer_of(log, request.command, around, status=status)
+        return answer_of(read_logs(collected(directory)), request.command, around, status=status)
+    except StokerError as error:
+        problem = str(error)
+    except Exception as error:  # the script's exit status is what counts
+        problem = f"this should not have happened ({type(error).__name__}: {error})"
+    return ScriptAnswer(command=request.command, status=status, problems=(problem,))
 
 
 def answer_of(

@@ -42,12 +42,15 @@ class Reader:
 
     def look(self) -> None:
         """A moment later."""
+        if self._usage is not None:
+            return
         loops = list(self._directory.glob("loop-*.jsonl"))
         if loops and self._before is None:
             self._gauges.run_begins()
             self._before = (perf_counter(), machine_cpu_s(), _family_cpu_s(self._pid))
-        if loops and self._usage is None and all(map(_has_ended, loops)):
+        if loops and all(map(_has_ended, loops)):
             self._read_usage()
+            self._gauges.stop()
             if self._on_observed is not None:
                 self._spawn(self._on_observed)
 

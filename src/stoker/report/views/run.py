@@ -11,7 +11,7 @@ from rich.text import Text
 from stoker.analysis.spans import steady, whole
 from stoker.analysis.verdict import verdict
 from stoker.records import Proposal, ScriptAnswer, Trial
-from stoker.report.views.plan import remedy_lines, verdict_lines
+from stoker.report.views.plan import remedy_lines
 from stoker.report.views.profile import profile_view
 from stoker.units import format_count, format_seconds
 
@@ -21,15 +21,15 @@ def script_view(answer: ScriptAnswer) -> RenderableType:
     parts: list[RenderableType] = []
     trial = answer.training
     if trial is not None:
-        judged = verdict(trial)
-        parts += [_site(trial), profile_view(trial, None, ())]
-        parts += [*_ranks(trial, answer.ranks), *_others(answer.others), Text()]
-        parts += verdict_lines(judged) if judged is not None else []
+        parts += [_site(trial), profile_view(trial, verdict(trial), ())]
+        parts += [*_ranks(trial, answer.ranks), *_others(answer.others)]
         parts += _proposals(answer)
         if answer.headroom is not None:
             parts.append(Text.assemble(("Headroom: ", "bold"), f"{answer.headroom.sentence}."))
             parts.append(Text("  It was replayed with batches that had been loaded: that run trained nothing.", "dim"))
         parts += remedy_lines(answer.remedies)
+    if answer.status:
+        parts.append(Text(f"note: the script ended with status {answer.status}", style="yellow"))
     parts += [Text(f"note: {note}", style="yellow") for note in answer.notes]
     parts += [Text(f"not observed: {problem}", style="yellow") for problem in answer.problems]
     return Group(*parts)
@@ -55,6 +55,8 @@ def _place(trial: Trial) -> str:
 
 def _proposals(answer: ScriptAnswer) -> list[RenderableType]:
     lines: list[RenderableType] = []
+    if answer.training is not None and steady(answer.training) is None:
+        return [Text("Too few batches were read to tell a pace from them.")]
     if not answer.proposals:
         return [Text("No other workers or prefetching are predicted to make a batch faster.")]
     lines.append(Text("What to change, with the time of a batch as predicted:", style="bold"))
