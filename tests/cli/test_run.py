@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.records import Trial, read
+from stoker.studies.transfer import import_files
 from tests.commands import Done, apart
 from tests.integrations import running
 
@@ -67,6 +68,7 @@ def test_a_starved_script_is_told_what_to_change_and_ends_where_it_was_asked_to(
     assert proposal["arguments"][0] == "--workers"
     assert proposal["gain"] > 2
     assert "starved.py" in page.read_text()
+    assert import_files([saved], db=tmp_path / "runs.db", name="runs") == (1, 1)
 
 
 def test_a_perfect_loader_is_tried_with_batches_that_were_loaded(tmp_path: Path) -> None:

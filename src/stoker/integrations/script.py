@@ -122,7 +122,7 @@ def answer_of(
         return msgspec.structs.replace(base, notes=(_nothing(log),))
     first, *rest = made
     ranks = [each for each in rest if each.process is not first.process and each.loader is each.process.training]
-    others = [each for each in rest if each not in ranks and each.process is first.process]
+    others = [each for each in rest if each.process is first.process]
     proposals = tuple(_proposal(first, remedy) for remedy in propose(first.trial))
     loader = {"num_workers", "prefetch_factor", "persistent_workers"}
     remedies = [
