@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 from common import RESULTS, say
 
@@ -23,18 +24,24 @@ COMMANDS = {
     "tune": "stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0",
     "doctor": "stoker doctor",
     "limit": "stoker limit resnet50 --gpu-memory 16GiB --optimizer momentum",
+    "run": "stoker run --stop --verify remote.py",
 }
 STORED = {
     "profile-h200-1-worker": ("resnet18", "jpeg", "infer", 1),
 }
 """Model, data, mode and workers of a trial in results/h200/profiles-trials.jsonl.gz."""
 
+SCRIPTS = Path(__file__).parent / "scripts"
 WIDTH = "88"
 """Columns, so that the tables fit into a page."""
 
 
 def ran(command: str) -> list[str]:
-    """The lines that a command prints."""
+    """The lines that a command prints; of `run` those on stderr, about a script of `benchmarks/scripts`."""
+    if command.startswith("stoker run"):
+        words = [sys.executable, "-m", "stoker", *shlex.split(command)[1:]]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=SCRIPTS)
+        return [line.rstrip() for line in done.stderr.splitlines()]
     words = [sys.executable, "-m", "stoker", *shlex.split(command)[1:], "--quiet"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return [re.sub(r" on Linux-\S+", " on Linux", line).rstrip() for line in done.stdout.splitlines()]

@@ -475,6 +475,26 @@ def reports() -> str:
     return table(head, lines)
 
 
+def run_proof() -> str:
+    head = ["script", "now", "proposed", "predicted", "measured", "where"]
+    lines = []
+    for row in rows("two-cores", "run-proof"):
+        for place, each in enumerate(row["proposals"]):
+            changes = ", ".join(f"{name}={value}" for name, value in each["changes"].items())
+            where = "; ".join(text.replace("|", "\\|") for text in each["where"])
+            lines.append(
+                [
+                    f"`{row['script']}.py`" if not place else "",
+                    f"{row['setting']['num_workers']} workers" if not place else "",
+                    changes,
+                    f"{each['predicted_gain']:.2f} ×",
+                    f"{each['measured_gain']:.2f} ×" if each["measured_gain"] else "–",
+                    where if not place else "",
+                ]
+            )
+    return table(head, lines)
+
+
 def remedies() -> str:
     head = ["example", "bottleneck", "remedy", "predicted", "measured, with standard error"]
     found = rows("two-cores", "remedies")
@@ -526,6 +546,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-tune": output("tune"),
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
+    "output-run": output("run"),
+    "run-proof": run_proof,
 }
 BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES
 

@@ -234,3 +234,31 @@ def test_updates_are_as_few_as_the_effective_batch_has_them() -> None:
     plan = stoker.tune(source, global_batch=64, mode="train", device="cuda", budget_s=10)
     assert plan.batch_size * plan.accumulate == 64
     assert plan.measured is not None
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+if __name__ == "__main__":
+    net = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(8)]).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 1e-4)
+    for (x,) in DataLoader(TensorDataset(torch.randn(2048, 2048)), 32, shuffle=True, num_workers=1):
+        optimizer.zero_grad()
+        net(x.cuda()).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_a_script_on_a_gpu_has_the_stages_of_the_gpu(tmp_path: Any) -> None:
+    from stoker.integrations.script import ScriptRequest, run_script
+
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    trial = run_script(ScriptRequest(command=(str(script),))).training
+    assert trial is not None
+    assert (trial.workload.device, len(trial.timeline.got_s)) == ("cuda", 64)
+    spent = {name: stage.total_s for name, stage in trial.stages.items() if stage.clock == "loop"}
+    assert min(spent[name] for name in ("copy", "forward", "backward", "update")) > 0
+    assert sum(spent.values()) == pytest.approx(trial.total_s)
+    assert trial.gauges["reserved_bytes"].maximum > 8 * 2048 * 2048 * 4

@@ -41,7 +41,7 @@ def test_every_public_name_is_in_the_docs() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor", "profile", "limit", "probe", "predict", "tune", "prepare", "report", "converge", "compare"],
+    ["doctor", "profile", "run", "limit", "probe", "predict", "tune", "prepare", "report", "converge", "compare"],
 )
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
@@ -109,6 +109,7 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
     assert {info.callback.__name__ for info in app.registered_commands if info.callback} == {
         "doctor",
         "profile",
+        "run",
         "limit",
         "probe",
         "predict",

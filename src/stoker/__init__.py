@@ -8,9 +8,12 @@ if TYPE_CHECKING:
     from stoker.errors import StokerError as StokerError
     from stoker.forecast.predictor import predict as predict
     from stoker.forecast.probe import probe as probe
+    from stoker.integrations import lightning, transformers
+    from stoker.integrations.watch import watch as watch
     from stoker.machine import inspect
 
     doctor = inspect
+    lightning_callback, transformers_callback = lightning.watch_callback, transformers.watch_callback
     from stoker.marks import stage as stage
     from stoker.measure.profile import profile as profile
     from stoker.memory.limit import LimitRequest as LimitRequest
@@ -56,6 +59,7 @@ _HOMES = {
     "compare": "stoker.studies.sides:compare",
     "converge": "stoker.studies.converge:converge",
     "doctor": "stoker.machine:inspect",
+    "lightning_callback": "stoker.integrations.lightning:watch_callback",
     "limit": "stoker.memory.limit:limit",
     "load": "stoker.workload.spec:load",
     "predict": "stoker.forecast.predictor:predict",
@@ -66,8 +70,10 @@ _HOMES = {
     "read": "stoker.records:read",
     "stage": "stoker.marks:stage",
     "study": "stoker.studies.study:study",
+    "transformers_callback": "stoker.integrations.transformers:watch_callback",
     "tune": "stoker.tuning.tune:tune",
     "verdict": "stoker.analysis.verdict:verdict",
+    "watch": "stoker.integrations.watch:watch",
 }
 """Where each public name lives. All that `stoker` exports follows from this table."""
 

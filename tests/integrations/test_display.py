@@ -27,7 +27,8 @@ def trial() -> Trial:
 
 def test_every_record_of_a_command_has_a_text() -> None:
     assert set(RENDERERS) == {type(record).__name__ for record, _ in DOCUMENTS.values()} - {"InterruptedTune"} | {
-        "Machine"
+        "Machine",
+        "ScriptAnswer",
     }
 
 

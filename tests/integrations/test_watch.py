@@ -238,3 +238,32 @@ def test_an_error_of_a_signal_handler_is_not_swallowed(monkeypatch: pytest.Monke
     assert caught + len(swallowed) == fired >= 100
     assert not any("stoker" in repr(each.object) for each in swallowed)
     assert not watched.log.problems
+
+
+def test_what_was_watched_is_answered_as_a_script_is(tmp_path: Path) -> None:
+    import stoker
+    from stoker.integrations.reports import page_of
+
+    watched = stoker.watch(DataLoader(Slow(), 4, shuffle=True))
+    with pytest.raises(InputError, match="nothing was watched yet"):
+        _ = watched.training
+    _train(watched)
+    trial = watched.training
+    assert (trial.workload.data, trial.workload.mode, len(trial.timeline.got_s)) == ("Slow", "train", 6)
+    assert trial.stages["wait"].total_s > trial.stages["step"].total_s
+    (edit,) = watched.answer.proposals[0].edits
+    assert (edit.file, edit.before) == (__file__.replace(f"{Path.cwd()}/", ""), "DataLoader(…)")
+    text = str(watched.answer)
+    assert edit.sentence in text
+    assert "Bottleneck: item" in text
+    page = page_of(watched.answer)
+    assert (page.kind, page.cards[1].about) == ("run", "what to change")
+    assert edit.sentence in page.cards[1].detail
+
+
+def test_a_watch_that_saw_no_loader_says_so() -> None:
+    with watch() as watched:
+        pass
+    assert watched.answer.training is None
+    with pytest.raises(InputError, match="no DataLoader was read"):
+        _ = watched.training

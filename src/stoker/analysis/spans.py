@@ -79,3 +79,21 @@ def steady(trial: Trial) -> Span | None:
         sums[name] = sum(stage.samples_s[index] for index in kept if index < len(stage.samples_s))
     items = sum(trial.timeline.items[index] for index in kept)
     return Span(batches=len(kept), items=items, loop_s=loop_s, worker_s=worker_s)
+
+
+LOOP_CORES = "loop_cores"
+"""The gauge of the CPUs that the loop's own process used."""
+
+
+def step_cores(trial: Trial) -> float | None:
+    """How many CPUs a step uses, for a step on the CPU: what the loop's process used, less what loading in it did, over
+    the share of the time that steps take. None where that was not read."""
+    gauge = trial.gauges.get(LOOP_CORES)
+    if gauge is None or trial.workload.device != "cpu" or trial.total_s <= 0:
+        return None
+    run = whole(trial)
+    steps_s = run.compute_s + run.loop_s.get("copy", 0.0)
+    loading_s = sum(trial.workers.cpu_s) if not trial.setting.num_workers else 0.0
+    if steps_s <= 0:
+        return None
+    return max(0.0, gauge.average * run.seconds - loading_s) / steps_s

@@ -86,7 +86,7 @@ def fit(probes: Probes) -> Costs:
         collate_s=collate,
         cold_s=_cold([run for run in loads if run.num_workers and warm_batches(run)], usual, collate, slowdown),
         inline_cold_s=_cold([run for run in inline if warm_batches(run)], usual, _collate(inline), alone),
-        gap_s=table(by_size(moved, _gaps), median, flat=True),
+        gap_s=table(by_size([run for run in moved if run.num_workers], _gaps), median, flat=True),
         flight_s=transport.flight,
         first_flight_s=transport.first_flight,
         first_sends=transport.first_sends,

@@ -72,6 +72,18 @@ class Predictor:
         )
         return other
 
+    def with_step_cores(self, used: float) -> "Predictor":
+        """The same predictor, where a step on the CPU is known to use so many cores on average. One that only waits
+        uses none, and is not held up by workers."""
+        threads = round(used)
+        # A step that computes on all cores has to share one with the first worker.
+        crowded = 1.0 + min(1.0, max(0.0, used - (self.costs.cores - 1)))
+        other = copy(self)
+        known = any(self.probes.of("crowded"))
+        step = replace(self.costs.step, threads=threads, crowded=self.costs.step.crowded if known else crowded)
+        other.costs = replace(self.costs, step=step)
+        return other
+
     def predict(
         self, setting: Setting, items: int, *, epochs: int = 1, seed: int = 0, seeds: int = RULES.seeds
     ) -> Prediction:

@@ -17,6 +17,7 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    ScriptAnswer,
     Stalls,
     Trial,
 )
@@ -32,6 +33,13 @@ def trial_text(trial: Trial) -> str:
     from stoker.tuning.remedies import advise
 
     return _text(profile_view(trial, verdict(trial), advise(trial)))
+
+
+def script_text(answer: ScriptAnswer) -> str:
+    """The report of `stoker run`."""
+    from stoker.report.views.run import script_view
+
+    return _text(script_view(answer))
 
 
 def stalls_text(stalls: Stalls) -> str:

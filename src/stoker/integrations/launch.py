@@ -9,10 +9,10 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from stoker.errors import InputError, MachineError
 from stoker.integrations.bootstrap.journal import VARIABLE, Settings
@@ -23,7 +23,6 @@ BOOTSTRAP = Path(__file__).parent / "bootstrap"
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGWINCH")
 _KERNEL = 0x80
 """The code of a signal that the terminal sent, to every process of the group."""
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _NAMES = {
     "batch": "batch_size",
     "workers": "num_workers",
@@ -32,6 +31,25 @@ _NAMES = {
     "pin": "pin_memory",
     "method": "multiprocessing_context",
 }
+
+
+class Companion(Protocol):
+    """Who looks at a script while it runs. See `surroundings.Reader`."""
+
+    def started(self, pid: int) -> None: ...
+    def look(self) -> None: ...
+    def exiting(self) -> None: ...
+    def ended(self) -> None: ...
+
+
+class LaunchRules(Record, frozen=True):
+    """How the launcher waits."""
+
+    look_s: float = 0.2
+    """Between two looks of a companion: what follows the last batch that is observed may wait as long."""
+
+
+RULES = LaunchRules()
 
 
 class Launched(Record, frozen=True):
@@ -50,21 +68,31 @@ def launch(
     stop: bool = False,
     overrides: Mapping[str, Any] | None = None,
     sites: Sequence[str] = (),
+    headroom: bool = False,
     environment: Mapping[str, str] | None = None,
+    companion: Companion | None = None,
+    output: Literal["passed", "dropped"] = "passed",
 ) -> Launched:
     """Run the command and wait for its end.
 
     Each of its processes that reads a loader writes a file into `directory` (see `bootstrap.observer`): the first
     `batches` batches of its training loader. With `stop`, it ends there with status 0. `overrides` are arguments of
-    the training loader; `sites` ("file:line") say which one that is, otherwise it is the one that shuffles.
-    Raises `InputError` where the command cannot be run.
+    the training loader; `sites` ("file:line") say which one that is, otherwise it is the one that shuffles. With
+    `headroom`, the script goes on for some steps with batches that it had before, and ends then. Dropped `output` goes
+    nowhere, and nothing can be typed. Raises `InputError` where the command cannot be run.
     """
     environment = os.environ if environment is None else environment
     program, words = command_line(command, environment)
     settings = Settings(
-        str(directory.resolve()), batches, stop=stop, overrides=dict(overrides or {}), sites=list(sites)
+        str(directory.resolve()),
+        batches,
+        stop=stop or headroom,
+        overrides=dict(overrides or {}),
+        sites=list(sites),
+        headroom=headroom,
     )
-    status = _run(program, words, observed_environment(settings, environment))
+    environment = observed_environment(settings, environment)
+    status = _run(program, words, environment, companion, drops=output == "dropped")
     return Launched(command=tuple(words), status=status, logs=collected(directory))
 
 
@@ -163,26 +191,60 @@ def observed_environment(settings: Settings, environment: Mapping[str, str]) -> 
     return {**environment, "PYTHONPATH": os.pathsep.join(paths), VARIABLE: settings.encode()}
 
 
-def _run(program: str, words: list[str], environment: dict[str, str]) -> int:
+def _run(
+    program: str, words: list[str], environment: dict[str, str], companion: Companion | None, *, drops: bool
+) -> int:
     """Run a program to its end, passing on signals; its status."""
     numbers = {getattr(signal, name) for name in _PASSED_ON if hasattr(signal, name)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers | {signal.SIGCHLD})
     try:
-        try:
-            pid = os.posix_spawn(
-                program, words, environment, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
-            )
-        except OSError as error:
-            raise InputError(f"{program} cannot be run: {error.strerror}") from None
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                return _status(status)
-            received = signal.sigwaitinfo(numbers | {signal.SIGCHLD})
-            if received.si_signo != signal.SIGCHLD and received.si_code != _KERNEL:
-                os.kill(pid, received.si_signo)
+        pid = _spawn(program, words, environment, before, drops=drops)
+        if companion is not None:
+            companion.started(pid)
+        ours: int | None = None
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            wait_s = RULES.look_s if companion is not None else _FOREVER_S
+            received = signal.sigtimedwait(numbers | {signal.SIGCHLD}, wait_s)
+            if received is not None and received.si_signo != signal.SIGCHLD:
+                if received.si_code != _KERNEL:
+                    os.kill(pid, received.si_signo)
+                if drops and received.si_signo in _ENDING:
+                    ours = received.si_signo
+            if companion is not None:
+                companion.look()
+        if companion is not None:
+            companion.exiting()
+        _, status = os.waitpid(pid, 0)
+        if companion is not None:
+            companion.ended()
+        while (late := signal.sigtimedwait(numbers, 0)) is not None:  # the terminal's reached the script by itself
+            if late.si_code != _KERNEL:
+                ours = late.si_signo
+        if ours is not None:
+            os.kill(os.getpid(), ours)
+        return _status(status)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_FOREVER_S = 3600.0
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end a rerun and what comes after it: a script whose output goes nowhere is ours, not the user's."""
+
+
+def _spawn(program: str, words: list[str], environment: dict[str, str], mask: Collection[int], *, drops: bool) -> int:
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 1, 2)]
+    try:
+        return os.posix_spawn(
+            program,
+            words,
+            environment,
+            setsigmask=mask,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            file_actions=nowhere if drops else [],
+        )
+    except OSError as error:
+        raise InputError(f"{program} cannot be run: {error.strerror}") from None
 
 
 def _status(status: int) -> int:

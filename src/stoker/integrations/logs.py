@@ -7,6 +7,7 @@ one, without the time that the loop spent with other loaders meanwhile.
 import bisect
 import json
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class Step(Record, frozen=True):
 
 class Fetch(Record, frozen=True):
     """One batch that was loaded: by a worker, or (None) by the loop itself. `stages_s` are own times; what is left of
-    the items' time is their `item`. Without `item_s`, the dataset loads whole batches."""
+    the items' time is their `item`. Without `item_s`, the dataset loads whole batches. `send_s` is what packing the
+    batch for the loop took, in a worker."""
 
     iteration: int
     worker: int | None
@@ -63,6 +65,7 @@ class Fetch(Record, frozen=True):
     bytes: int
     item_s: tuple[float, ...] = ()
     stages_s: dict[str, float] = msgspec.field(default_factory=dict)
+    send_s: float = 0.0
 
     @property
     def items_s(self) -> float:
@@ -124,7 +127,7 @@ class GaugeReading(Record, frozen=True):
 
 class ProcessLog(Record, frozen=True):
     """One process that read loaders: the script, or one of its ranks. `ended` is "batches", "exit", or None where the
-    process ended without notice."""
+    process ended without notice. `replay_s` is what each batch took that was handed out again, without loading."""
 
     pid: int
     ppid: int
@@ -144,6 +147,7 @@ class ProcessLog(Record, frozen=True):
     ended_s: float | None = None
     loaders: tuple[LoaderLog, ...] = ()
     gauges: tuple[GaugeReading, ...] = ()
+    replay_s: tuple[float, ...] = ()
 
     @property
     def training(self) -> LoaderLog | None:
@@ -211,7 +215,9 @@ def _process(lines: list[dict[str, Any]], workers: list[list[dict[str, Any]]]) -
     gpu: dict[int, dict[str, float]] = {}
     for asked, stage, spent in _rows("gpu", lines):
         gpu.setdefault(asked, {})[stage] = spent * _S
-    steps = _steps(rows, iterations, gpu, end["ns"] if end.get("reason") == "batches" else None)
+    replays = _rows("replay", lines)
+    over = end["ns"] if end.get("reason") == "batches" else None
+    steps = _steps(rows, iterations, gpu, replays[0][hooks.ASKED] if replays else over)
     fetches = [_fetch(row, None, row[0]) for row in _rows("fetch", lines)]
     sends: dict[int, list[float]] = {}
     for worker in workers:
@@ -226,7 +232,14 @@ def _process(lines: list[dict[str, Any]], workers: list[list[dict[str, Any]]]) -
         ended_s=end["ns"] * _S if end else None,
         loaders=tuple(_loader(line, iterations, ends, steps, fetches, sends) for line in _of("loader", lines)),
         gauges=tuple(_gauge(line) for line in _of("gauge", lines)),
+        replay_s=_periods(replays, over),
     )
+
+
+def _periods(rows: list[list[int]], over: int | None) -> tuple[float, ...]:
+    """From one batch that the loop asked for to the next, and from the last one to the end."""
+    asked = [row[hooks.ASKED] for row in rows] + ([over] if rows and over is not None else [])
+    return tuple((after - before) * _S for before, after in pairwise(asked))
 
 
 def _gauge(line: dict[str, Any]) -> GaugeReading:
@@ -286,17 +299,20 @@ def _add_worker(
     own = [number for number in own if iterations[number]["began_ns"] <= head["began_ns"]][-1:] + [
         number for number in own if iterations[number]["began_ns"] > head["began_ns"]
     ]  # its number may have been that of another worker before
+    sent = sorted(map(tuple, _rows("send", lines)))
     for row in _rows("fetch", lines):
         if row[0] < len(own):
-            fetches += [_fetch(row, head["worker"], own[row[0]])]
+            place = bisect.bisect_left(sent, (row[4], 0))
+            took = sent[place][1] * _S if place < len(sent) else 0.0
+            fetches += [_fetch(row, head["worker"], own[row[0]], took)]
     begins = [iterations[number]["began_ns"] for number in own]
-    for began, spent in _rows("send", lines):
+    for began, spent in sent:
         place = bisect.bisect_right(begins, began) - 1
         if place >= 0:
             sends.setdefault(own[place], []).append(spent * _S)
 
 
-def _fetch(row: list[Any], worker: int | None, iteration: int) -> Fetch:
+def _fetch(row: list[Any], worker: int | None, iteration: int, send_s: float = 0.0) -> Fetch:
     _, number, began, loaded, ended, cpu, items, size, item_ns, stages = row
     return Fetch(
         iteration=iteration,
@@ -310,6 +326,7 @@ def _fetch(row: list[Any], worker: int | None, iteration: int) -> Fetch:
         bytes=size,
         item_s=tuple(each * _S for each in item_ns),
         stages_s={name: each * _S for name, each in stages.items()},
+        send_s=send_s,
     )
 
 

@@ -19,6 +19,7 @@ from stoker.records import (
     Prediction,
     Probes,
     Record,
+    ScriptAnswer,
     Stalls,
     Trial,
     read,
@@ -56,6 +57,8 @@ def page_of(record: Record) -> Page:
     match record:
         case Trial():
             return _trial_page(record)
+        case ScriptAnswer():
+            return script_page(record)
         case Stalls():
             return pages.stalls_page(record)
         case Plan():
@@ -85,6 +88,14 @@ def _trial_page(trial: Trial) -> Page:
     from stoker.tuning.remedies import advise
 
     return trial_page(trial, verdict(trial), advise(trial))
+
+
+def script_page(answer: ScriptAnswer) -> Page:
+    """The page of a script that was run. Raises InputError where no loader was observed."""
+    from stoker.analysis.verdict import verdict
+    from stoker.report import pages
+
+    return pages.script_page(answer, verdict(answer.training) if answer.training is not None else None)
 
 
 def plan_page(plan: Plan, probes: Probes | None = None, machine: Machine | None = None) -> Page:

@@ -2,7 +2,7 @@
 
     with stoker.watch() as watched:
         train()
-    print(watched.log.processes[0].training)
+    print(watched.answer)
 
     for batch in stoker.watch(loader):
         ...
@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,7 @@ from stoker.errors import InputError
 from stoker.integrations.bootstrap.journal import VARIABLE, Settings
 from stoker.integrations.launch import collected, observed_environment
 from stoker.integrations.logs import RunLog, read_logs
+from stoker.records import ScriptAnswer, Trial
 
 
 class Watch:
@@ -40,6 +42,8 @@ class Watch:
         self._observer: Any = None
         self._environment: dict[str, str | None] = {}
         self._log: RunLog | None = None
+        self._answer: ScriptAnswer | None = None
+        self._when = datetime.now(UTC)
 
     @property
     def log(self) -> RunLog:
@@ -47,6 +51,28 @@ class Watch:
         if self._log is None:
             raise InputError("nothing was watched yet: the log is there when the loop or the block has ended")
         return self._log
+
+    @property
+    def answer(self) -> ScriptAnswer:
+        """Where the time went and what would make it faster, as `stoker run` reports it. Raises `InputError` before the
+        end."""
+        if self._answer is None:
+            from stoker.integrations.script import answer_of
+            from stoker.integrations.trials import Surroundings
+            from stoker.machine import inspect
+
+            around = Surroundings(machine=inspect(), when=self._when)
+            self._answer = answer_of(self.log, sys.argv, around)
+        return self._answer
+
+    @property
+    def training(self) -> Trial:
+        """The trial of the loader that trained, or of the one that was read most. Raises `InputError` before the end,
+        and where no loader was read for more than one batch."""
+        found = self.answer.training
+        if found is None:
+            raise InputError(self.answer.notes[0] if self.answer.notes else "no loader was observed")
+        return found
 
     def start(self) -> None:
         """Begin to observe. Raises `InputError` where this process is being observed already."""

@@ -9,6 +9,7 @@ from stoker.errors import InputError
 
 RENDERERS: dict[str, str] = {
     "Trial": "stoker.integrations.display:trial_text",
+    "ScriptAnswer": "stoker.integrations.display:script_text",
     "Stalls": "stoker.integrations.display:stalls_text",
     "Plan": "stoker.integrations.display:plan_text",
     "Limit": "stoker.integrations.display:limit_text",

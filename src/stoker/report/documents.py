@@ -11,6 +11,7 @@ from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, preparation_share
 from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
+from stoker.errors import InputError
 from stoker.records import (
     Comparison,
     Convergence,
@@ -19,6 +20,7 @@ from stoker.records import (
     Plan,
     Record,
     Remedy,
+    ScriptAnswer,
     Stalls,
     Trial,
     VerifiedRemedy,
@@ -57,6 +59,31 @@ def trial_document(
     if second is not None:
         document["second"] = msgspec.to_builtins(second)
     return labelled(trial, document)
+
+
+def script_document(answer: ScriptAnswer) -> dict[str, Any]:
+    """The trial of a script's training loader, with the trials of its other loaders and ranks, and the proposals. Read
+    back, it is the trial. Raises InputError where there is no trial."""
+    if answer.training is None:
+        raise InputError("no loader was observed")
+    verified = [each.verified for each in answer.proposals if each.verified is not None]
+    document = trial_document(answer.training, answer.remedies, verified=verified)
+    rows = []
+    for each in answer.proposals:
+        edits = [{**msgspec.to_builtins(edit), "sentence": edit.sentence} for edit in each.edits]
+        row = {**msgspec.to_builtins(each), "edits": edits, "gain": each.gain}
+        if each.verified is not None:
+            row["verified"] = _verified_document(each.verified)
+        rows.append(row)
+    document["command"], document["status"] = list(answer.command), answer.status
+    document["proposals"] = rows
+    document["loaders"] = [trial_document(each, ()) for each in answer.others]
+    document["ranks"] = [trial_document(each, ()) for each in answer.ranks]
+    document["problems"] = list(answer.problems)
+    if answer.headroom is not None:
+        gain = {"after_s": answer.headroom.after_s, "gain": answer.headroom.gain}
+        document["headroom"] = {**msgspec.to_builtins(answer.headroom), **gain}
+    return document
 
 
 def _verified_document(each: VerifiedRemedy) -> dict[str, Any]:

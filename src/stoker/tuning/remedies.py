@@ -1,13 +1,14 @@
 """What would make a run faster, by predicted gain: settings to change, code to change, and what-ifs."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from statistics import fmean, median
 from typing import NamedTuple
 
 import msgspec
 
 from stoker.analysis.interference import thread_change
-from stoker.analysis.spans import steady
+from stoker.analysis.spans import steady, step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
 from stoker.forecast.predictor import Predictor
@@ -267,6 +268,20 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     """
     if not _says_enough(trial) or trial.machine is None:
         return []
+    found: list[Remedy] = []
+    with suppress(InputError):
+        predictor, now = predictor_of(trial, *others)
+        epochs = len(trial.timeline.batches)
+        items = max(1, trial.items // epochs)
+        found = remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
+    return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
+
+
+def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
+    """A predictor from the samples of finished runs, and the setting of the first. Raises InputError for a trial that
+    says too little: without a machine, or with no loading seen."""
+    if not _says_enough(trial) or trial.machine is None:
+        raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
@@ -274,13 +289,17 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
-    try:
-        epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
-        found = remedies(Predictor(probes), now, items, epochs=epochs, measured_s=trial.total_s)
-    except InputError:
-        found = []
-    return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
+    predictor = Predictor(probes, cores=_cores(trial))
+    cores = step_cores(trial)
+    return (predictor if cores is None else predictor.with_step_cores(cores)), now
+
+
+def _cores(trial: Trial) -> float | None:
+    """The CPUs of one rank, where several of a script share the machine; None for all of them."""
+    ranks = trial.task.options.get("local_world_size") if trial.task is not None else None
+    if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
+        return None
+    return max(1.0, trial.machine.cpu.usable / ranks)
 
 
 def _fewer_threads(trial: Trial, others: Sequence[Trial]) -> Iterator[Remedy]:

@@ -121,7 +121,8 @@ class Nexts(_Hook):
                 return None
             if observer.row:
                 self._close()
-            if iteration.loader.batches >= observer.settings.batches and observer.is_enough(iteration):
+            enough = iteration.loader.batches >= observer.settings.batches and observer.is_enough(iteration)
+            if enough and not (observer.replay and observer.replay.begin(iteration.loader.number, iterator)):
                 self._end()
                 return None
             observer.disarm()
@@ -135,6 +136,10 @@ class Nexts(_Hook):
 
     def done(self, row: list[int], batch: Any) -> None:
         row[GOT], row[OUTCOME] = clock(), BATCH
+        replay = self._observer.replay
+        if replay is not None:
+            loader = self._observer.iterations[row[ITERATION]].loader
+            replay.hold(loader.number, loader.batches, batch)
 
     def leave(self, row: list[int]) -> None:
         observer = self._observer
@@ -170,6 +175,8 @@ class Nexts(_Hook):
             return
         if row[OUTCOME] != BATCH or loader.batches <= observer.settings.batches:
             observer.journal.row("row", row)
+        elif observer.replay is not None and observer.replay.began:
+            observer.journal.row("replay", row)
         for sample in observer.gpu.ready():
             observer.journal.row("gpu", sample)
 

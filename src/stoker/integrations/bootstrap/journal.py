@@ -30,9 +30,10 @@ class Settings:
         stop: bool = False,
         overrides: dict[str, Any] | None = None,
         sites: list | None = None,  # type: ignore[type-arg]
+        headroom: bool = False,
     ) -> None:
         self.directory, self.batches, self.stop = directory, batches, stop
-        self.overrides, self.sites = overrides or {}, sites or []
+        self.overrides, self.sites, self.headroom = overrides or {}, sites or [], headroom
 
     def encode(self) -> str:
         return json.dumps({"version": VERSION, **vars(self)}, separators=(",", ":"))
@@ -50,6 +51,7 @@ def settings_from(environment: Any) -> Settings | None:
             stop=fields["stop"],
             overrides=fields["overrides"],
             sites=fields["sites"],
+            headroom=fields["headroom"],
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

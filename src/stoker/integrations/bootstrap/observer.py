@@ -24,6 +24,7 @@ the last 50 ms at most; a line that was cut off is the last one, and is to be le
   fetch      `rows`: one each batch that was loaded in this process. See `FETCH`
   gpu        `rows`: [asked_ns of the row, stage, ns on the GPU]; of one row in four; stage is `before` (from the
              batch to the forward pass: the copy), `forward`, `backward`, `update`
+  replay     `rows` as of `row`: batches that the training loader handed out again, without loading
   gauge      now and then: `ns`, `cpu_ns` of the process, `rss_bytes`, `cuda_bytes`
   end        once, last: `reason` is "batches" (as many as were asked for) or "exit" (of the process), `ns`
 
@@ -66,6 +67,7 @@ from .journal import Journal, Settings, is_ours, report
 from .libraries import function_of
 from .loaders import REBOUND, Loaders
 from .patch import Edit, NotPatched, Patch, rebound, span, ticks, uncollected
+from .replay import Replay
 from .stages import Stages
 
 _GAUGE_NS = 500_000_000
@@ -108,6 +110,7 @@ class Observer:
         self.thread = self.last = self._gauged = 0
         self.over = False
         self.gpu = GpuTimes()
+        self.replay = Replay(self.settings.batches) if self.settings.headroom else None
         self.fetches.forget()
         self.made.on = self.iterated.on = True
         self.nexts.on = self.unpack.on = False
@@ -241,7 +244,7 @@ class Observer:
         self.over = True
         if self.journal is not None:
             if self.row:
-                self.journal.row("row", self.row)
+                self.journal.row("replay" if self.replay is not None and self.replay.began else "row", self.row)
             for sample in self.gpu.ready():
                 self.journal.row("gpu", sample)
             self.journal.line("end", reason=reason, ns=clock())
