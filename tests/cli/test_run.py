@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_a_command_that_cannot_be_run_is_one_sentence() -> None:
     assert "sets no loader argument" in done.stderr
 
 
-def _document(path: Path) -> dict[str, object]:
+def _document(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text())
     assert isinstance(document, dict)
     return document
@@ -64,7 +65,7 @@ def test_a_starved_script_is_told_what_to_change_and_ends_where_it_was_asked_to(
     assert (trial.outcome, len(trial.timeline.got_s), trial.workload.mode) == ("done", 14, "train")
     document = _document(saved)
     assert (document["status"], document["command"]) == (0, [STARVED, "--save", "mine"])
-    proposal, *_ = document["proposals"]  # type: ignore[misc]
+    proposal, *_ = document["proposals"]
     assert proposal["arguments"][0] == "--workers"
     assert proposal["gain"] > 2
     assert "starved.py" in page.read_text()
@@ -83,8 +84,8 @@ def test_a_perfect_loader_is_tried_with_batches_that_were_loaded(tmp_path: Path)
     assert (trial.setting.num_workers, len(trial.timeline.got_s)) == (1, 12)
     assert "num_workers 0 → 1" in " ".join(trial.notes)
     headroom = document["headroom"]
-    assert len(headroom["step_s"]) == 8  # type: ignore[index]
-    assert headroom["gain"] > 2  # type: ignore[index]
+    assert len(headroom["step_s"]) == 8
+    assert headroom["gain"] > 2
 
 
 def _started(*arguments: str) -> "subprocess.Popen[str]":
@@ -133,7 +134,7 @@ def test_verify_measures_that_the_proposed_workers_are_faster(tmp_path: Path) ->
         assert 0.5 < verified["measured_gain"] / verified["predicted_gain"] < 1.5
 
 
-def _verified(path: Path) -> list[dict[str, object]]:
+def _verified(path: Path) -> list[dict[str, Any]]:
     found = _document(path)["verified"]
     assert isinstance(found, list)
     return found

@@ -61,7 +61,7 @@ def inline(number: int, began_s: float, *, count: int = 12, load_s: float = 0.02
         fetches.append(fetch(number, None, place, now, load_s, stages_s={"read": load_s / 2}))
         got = now + load_s
         done = got + step_s
-        parts = {"forward_s": step_s / 4, "backward_s": step_s / 4, "update_s": step_s / 4}
+        parts: dict[str, Any] = {"forward_s": step_s / 4, "backward_s": step_s / 4, "update_s": step_s / 4}
         steps.append(Step(iteration=number, asked_s=now, got_s=got, done_s=done, updates=1, **parts))
         now = done
     return Iterated(number=number, began_s=began_s, started_s=began_s + 0.001, ended_s=now + 0.002), steps, fetches
