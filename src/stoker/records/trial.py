@@ -25,7 +25,8 @@ Batching = Literal["size", "sampler", "function", "dataset"]
 
 class Subject(Record, frozen=True):
     """What was run, in words and counts. `items` are an epoch's; with `batch_sampler` the workload itself sets its
-    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given."""
+    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given.
+    `repeats`: a stream that does not share its items out, so that each of several workers gives all of them."""
 
     name: str
     model: str
@@ -39,6 +40,7 @@ class Subject(Record, frozen=True):
     batching: Batching = "size"
     mode_reason: str = ""
     current: Setting | None = None
+    repeats: bool = False
 
 
 class Stage(Record, frozen=True):

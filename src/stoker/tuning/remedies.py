@@ -34,6 +34,7 @@ class RemedyRules(Record, frozen=True):
 
 
 RULES = RemedyRules()
+_SHARED_OUT = "once the stream shares its items out by torch.utils.data.get_worker_info()"
 
 
 class Change(NamedTuple):
@@ -141,10 +142,17 @@ def _workers(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
         return
     least_s = min(timed)[0]
     # The fewest workers that are about as quick: each one more takes memory.
-    after_s, count = next(each for each in timed if each[0] <= least_s * (1 + SPACE.worth))
+    found = [next(each for each in timed if each[0] <= least_s * (1 + SPACE.worth))]
+    if probes.subject.repeats and found[0][1] > 1:
+        found += [each for each in timed if each[1] == 1]
     started = any(run.num_workers for run in probes.runs)
-    uncounted = "" if started or not count else " (what starting them takes was not measured)"
-    yield Change(f"workers {setting.num_workers} → {count}{uncounted}", after_s, {"num_workers": count}, "setting")
+    for after_s, count in found:
+        uncounted = "" if started or not count else " (what starting them takes was not measured)"
+        text, changes = f"workers {setting.num_workers} → {count}{uncounted}", {"num_workers": count}
+        if probes.subject.repeats and count > 1:  # as it is, each of them would give all items
+            yield Change(f"{text}, {_SHARED_OUT}", after_s, {**changes}, "code")
+        else:
+            yield Change(text, after_s, {**changes}, "setting")
 
 
 def _batch_sizes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
