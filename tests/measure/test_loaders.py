@@ -35,6 +35,7 @@ def test_a_dataset_that_gives_whole_batches_is_not_batched_again() -> None:
     assert trial.timeline.items == (16,) * 5
     assert trial.workload.batching == "dataset"
     assert any(note.startswith("items are duplicated: Whole") for note in trial.notes)
+    assert trial.workload.repeats
 
 
 @pytest.mark.parametrize("batch_size", [5, 8])
