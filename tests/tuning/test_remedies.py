@@ -195,6 +195,18 @@ def test_no_more_workers_than_cpus_for_items_that_compute() -> None:
     assert not named(advise(trial(batch=4, item_s=0.05, workers=2, batches=40)), "workers")
 
 
+def test_workers_are_charged_with_what_starting_one_took() -> None:
+    """Half a second of work, and a worker that takes a second to start: none pays for so short a run."""
+    short = trial(batch=4, item_s=0.005, step_s=0.01, batches=20)
+    [remedy] = named(advise(short), "workers")
+    assert "what starting them takes was not measured" in remedy.change
+    started = trial(batch=4, item_s=0.005, step_s=0.0, batches=4, workers=1)
+    quick, slow = (replace(started, start_s=seconds) for seconds in (0.01, 1.0))
+    [remedy] = named(advise(replace(short, one_worker=quick)), "workers")
+    assert "not measured" not in remedy.change
+    assert not named(advise(replace(short, one_worker=slow)), "workers")
+
+
 def test_more_workers_for_a_stream_that_each_would_repeat_are_a_change_of_code() -> None:
     """As it is, each of them would give all items; a single one repeats nothing."""
     found = named(advise(trial(batch=4, item_s=0.05, step_s=0.1, batches=40, subject={"repeats": True})), "workers")

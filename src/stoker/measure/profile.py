@@ -1,11 +1,12 @@
 """A trial in a process of its own: whatever becomes of it, the caller gets a `Trial` that says so."""
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Literal
 
 import msgspec
 
-from stoker.events import OnEvent
+from stoker.events import AnyEvent, OnEvent
 from stoker.measure.session import RULES, Job, Script, run_script
 from stoker.records import Extent, Mode, Record, Setting, Stalls, Trial, WorkloadSpec
 from stoker.units import format_workers
@@ -38,26 +39,34 @@ def profile(
     device: str = "auto",
     timeout_s: float | None = None,
     find_workers: bool = False,
+    measure_start: bool = True,
     on_event: OnEvent | None = None,
 ) -> Trial:
     """Run one trial of a workload: a `Workload`, a model's name, or `train.py:workload`.
 
     Without a setting, a workload that was given as a DataLoader runs under the loader's own; `from_loader` names single
     fields that are the loader's. If the run reaches its memory limit (`extent.memory_limit_bytes`), `find_workers` runs
-    it again with fewer workers, and the trial says with how many it still ran.
+    it again with fewer workers, and the trial says with how many it still ran. With `measure_start` a run without
+    workers is followed by a short loading with one, about a second at most: else nobody knows what starting them takes.
 
     Raises InputError or MachineError for what cannot be used; everything that happens in the run is an outcome of the
     trial. Trials of several threads run at the same time.
     """
 
     names = tuple(from_loader if setting is not None else LOADER_FIELDS)
+    listener = _Listener(on_event)
 
     def script() -> Script[Trial]:
         trial = yield Job(setting=setting or Setting(), extent=extent or Extent(), from_loader=names)
         is_limited = trial.extent.memory_limit_bytes is not None
         if find_workers and is_limited and trial.outcome == "oom" and trial.setting.num_workers:
             return (yield from _with_fitting_workers(trial))
-        return trial
+        job = start_job(trial) if measure_start else None
+        if job is None:
+            return trial
+        listener.silent = True
+        other = yield job
+        return msgspec.structs.replace(trial, one_worker=_short_record(other) if other.outcome == "done" else None)
 
     return run_script(
         source,
@@ -69,8 +78,61 @@ def profile(
         timeout_s=timeout_s,
         forks=False,  # one run needs no process beside the child, and its memory is not counted twice
         gauged=True,
-        on_event=on_event,
+        on_event=listener,
     )
+
+
+class _Listener:
+    """Passes events on, until it is silent: what follows a run is not the run."""
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event, self.silent = on_event, False
+
+    def __call__(self, event: AnyEvent) -> None:
+        if self._on_event is not None and not self.silent:
+            self._on_event(event)
+
+
+class StartRules(Record, frozen=True):
+    """How much is loaded with one worker, after a run without."""
+
+    run_s: float = 0.3
+    """As many batches as the run loaded in this time..."""
+    least_batches: int = 4
+    """... but these: the worker's first is cold."""
+    most_batches: int = 16
+    most_s: float = 2.0
+    """Where loading so few batches takes longer, what starting takes hardly counts."""
+    patience_s: float = 15.0
+    """A worker that has to import everything takes some seconds."""
+
+
+START = StartRules()
+
+
+def start_job(trial: Trial) -> Job | None:
+    """A short loading of the first items of a run without workers, with one; None where it would tell nothing or take
+    too long."""
+    began, extent = trial.workers.began_s, trial.extent
+    if trial.outcome != "done" or trial.setting.num_workers or not began:
+        return None
+    if extent.source != "files" or extent.memory_limit_bytes is not None:
+        return None
+    batch_s = max(1e-9, sum(trial.workers.ended_s) - sum(began)) / len(began)
+    batches = min(START.most_batches, max(START.least_batches, round(START.run_s / batch_s)))
+    if batches * batch_s > START.most_s:
+        return None
+    return Job(
+        setting=msgspec.structs.replace(trial.setting, num_workers=1),
+        extent=msgspec.structs.replace(extent, batches=batches, warmup=0, epochs=1, validate=False),
+        sleep_s=0.0,
+        ends_at_s=perf_counter() + START.patience_s,
+    )
+
+
+def _short_record(trial: Trial) -> Trial:
+    """The trial without what the run before it says already."""
+    return msgspec.structs.replace(trial, machine=None, task=None, gauges={}, notes=())
 
 
 def _with_fitting_workers(trial: Trial) -> Script[Trial]:

@@ -127,6 +127,8 @@ class Trial(Record, frozen=True):
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
+    `one_worker` is a short loading of the same items with one worker, right after a run without: it tells what starting
+    workers takes.
     """
 
     outcome: Outcome
@@ -154,13 +156,14 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
+    one_worker: "Trial | None" = None
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""
         ran, setting = self.workload, self.setting
         took = f", {self.items} items in {format_seconds(self.total_s)}" if self.items else ""
-        workers = format_workers(setting.num_workers)
-        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, batch {setting.batch_size}, {workers}{took}>"
+        batch = "its own batches" if ran.batch_sampler else f"batch {setting.batch_size}"
+        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, {batch}, {format_workers(setting.num_workers)}{took}>"
 
     @property
     def first_batch_s(self) -> float | None:

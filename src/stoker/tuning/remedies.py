@@ -292,6 +292,8 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
         raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
+    if trial.one_worker is not None:
+        runs.append(run_of(trial.one_worker, "load"))
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
