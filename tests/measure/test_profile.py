@@ -67,16 +67,18 @@ def test_training_and_inference_have_their_stages() -> None:
     assert not {"backward", "update"} & set(run("plain", mode="infer").stages)
 
 
-def test_after_a_run_without_workers_one_is_started() -> None:
+def test_after_a_run_without_workers_some_are_started() -> None:
     trial = run("plain", mode="infer")
-    assert trial.one_worker is not None
-    assert (trial.one_worker.outcome, trial.one_worker.setting.num_workers) == ("done", 1)
-    assert trial.one_worker.start_s > 0
-    assert run("plain", mode="infer", measure_start=False).one_worker is None
-    assert run("plain", Setting(batch_size=4, num_workers=1), mode="infer").one_worker is None
+    assert {each.outcome for each in trial.started} == {"done"}
+    assert trial.started[0].setting.num_workers == 1
+    assert trial.started[1].setting.num_workers == 2
+    assert [bool(each.task and each.task.options["sleep_s"]) for each in trial.started][:2] == [False, True]
+    assert all(each.start_s > 0 for each in trial.started)
+    assert run("plain", mode="infer", measure_start=False).started == ()
+    assert run("plain", Setting(batch_size=4, num_workers=1), mode="infer").started == ()
     odd = f"{HERE.with_name('odd.py')}:dies_in_a_worker"
     trial = stoker.profile(odd, Setting(batch_size=4), FEW, device="cpu", mode="infer")
-    assert (trial.outcome, trial.one_worker) == ("done", None)
+    assert (trial.outcome, trial.started) == ("done", ())
 
 
 def test_the_setting_reaches_the_loop() -> None:

@@ -202,9 +202,9 @@ def test_workers_are_charged_with_what_starting_one_took() -> None:
     assert "what starting them takes was not measured" in remedy.change
     started = trial(batch=4, item_s=0.005, step_s=0.0, batches=4, workers=1)
     quick, slow = (replace(started, start_s=seconds) for seconds in (0.01, 1.0))
-    [remedy] = named(advise(replace(short, one_worker=quick)), "workers")
+    [remedy] = named(advise(replace(short, started=(quick,))), "workers")
     assert "not measured" not in remedy.change
-    assert not named(advise(replace(short, one_worker=slow)), "workers")
+    assert not named(advise(replace(short, started=(slow,))), "workers")
 
 
 def test_more_workers_for_a_stream_that_each_would_repeat_are_a_change_of_code() -> None:

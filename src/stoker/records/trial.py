@@ -127,8 +127,8 @@ class Trial(Record, frozen=True):
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
-    `one_worker` is a short loading of the same items with one worker, right after a run without: it tells what starting
-    workers takes.
+    `started` are short loadings of the same items with workers, right after a run without: they tell what workers take
+    to start, and what it takes to receive their batches.
     """
 
     outcome: Outcome
@@ -156,7 +156,7 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
-    one_worker: "Trial | None" = None
+    started: "tuple[Trial, ...]" = ()
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""

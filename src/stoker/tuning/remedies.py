@@ -201,7 +201,8 @@ def _code(predictor: Predictor, setting: Setting, items: int, epochs: int) -> It
     thread = _one_thread_share(probes)
     if thread is not None and not setting.num_workers and setting.threads != 1:
         text = "load with one thread (torch.set_num_threads(1))"
-        yield Change(text, seconds(thread), {"threads": 1}, "setting")
+        after_s = predictor.changed({}, inline=thread).predict(setting, items, epochs=epochs).total_s
+        yield Change(text, after_s, {"threads": 1}, "setting")
 
 
 def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
@@ -214,6 +215,8 @@ def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -
         if predictor.costs.shares.get(stage, 0) > RULES.costly_share:
             words = "the dataset's own code" if stage == "item" else stage
             yield Change(f"{words} twice as fast", seconds(stage), {}, "what_if")
+    if predictor.costs.collate_s.at(setting.batch_size) > 0:
+        yield Change("collating twice as fast", seconds("collate"), {}, "what_if")
     yield Change("a device twice as fast", seconds("step"), {}, "what_if")
 
 
@@ -292,8 +295,9 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
         raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
-    if trial.one_worker is not None:
-        runs.append(run_of(trial.one_worker, "load"))
+    for each in filter(_says_enough, trial.started):
+        sleeps = each.task is not None and each.task.options.get("sleep_s")
+        runs.append(run_of(each, "slow" if sleeps else "load"))
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
