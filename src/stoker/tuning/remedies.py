@@ -215,7 +215,9 @@ def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -
         if predictor.costs.shares.get(stage, 0) > RULES.costly_share:
             words = "the dataset's own code" if stage == "item" else stage
             yield Change(f"{words} twice as fast", seconds(stage), {}, "what_if")
-    if predictor.costs.collate_s.at(setting.batch_size) > 0:
+    collate_s = predictor.costs.collate_s.at(setting.batch_size)
+    loading_s = predictor.costs.worker_item_s.at(setting.batch_size) * setting.batch_size
+    if collate_s > RULES.costly_share * (collate_s + loading_s):
         yield Change("collating twice as fast", seconds("collate"), {}, "what_if")
     yield Change("a device twice as fast", seconds("step"), {}, "what_if")
 
