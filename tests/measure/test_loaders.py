@@ -7,6 +7,7 @@ import pytest
 
 import stoker
 from stoker import Extent, Setting
+from stoker.errors import InputError
 from stoker.forecast.runner import ProbeRunner
 from stoker.tuning.remedies import advise
 from stoker.tuning.request import TuneRequest
@@ -72,6 +73,15 @@ def test_batches_that_do_not_say_their_size_are_counted_by_the_loader() -> None:
     assert trial.timeline.items == (6,) * 5
     assert trial.workload.mode_reason == "its step calls backward"
     assert "a batch of type Opaque does not say how many items it holds: counted as 6" in trial.notes
+
+
+def test_a_batch_that_the_model_cannot_take_names_the_two_ways_out() -> None:
+    trial = stoker.profile(f"{HERE}:opaque_without_a_step", Setting(batch_size=6), FEW, device="cpu", mode="infer")
+    assert trial.problem is not None
+    assert trial.problem.remedy is not None
+    assert "a batch of type Opaque; Workload(forward=...) or Workload(step=...)" in trial.problem.remedy
+    with pytest.raises(InputError, match=r"type is Opaque.*Workload\(forward=...\) or Workload\(step=...\)"):
+        stoker.limit(f"{HERE}:opaque_without_a_step", method="trace", gpu_memory="1GiB", mode="infer")
 
 
 def test_tuning_compares_with_the_loaders_setting() -> None:
