@@ -47,7 +47,7 @@ def profile(
     Without a setting, a workload that was given as a DataLoader runs under the loader's own; `from_loader` names single
     fields that are the loader's. If the run reaches its memory limit (`extent.memory_limit_bytes`), `find_workers` runs
     it again with fewer workers, and the trial says with how many it still ran. With `measure_start` a run without
-    workers is followed by short loadings with some, of some seconds at most: else nobody knows what starting them takes.
+    workers is followed by short loadings with some, of a few seconds at most: they tell what starting workers takes.
 
     Raises InputError or MachineError for what cannot be used; everything that happens in the run is an outcome of the
     trial. Trials of several threads run at the same time.

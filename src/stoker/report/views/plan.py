@@ -112,7 +112,9 @@ def _table(plan: Plan) -> Table:
     first = "first\nbatch" if extra else "first batch"
     for title in ("", "batch", *updates, "workers", *ahead, *kinds, "predicted", "measured", "runs", first):
         wraps = title == "started by"
-        table.add_column(title, justify="right" if title else "left", no_wrap=not wraps, min_width=11 if wraps else None)
+        table.add_column(
+            title, justify="right" if title else "left", no_wrap=not wraps, min_width=11 if wraps else None
+        )
     for each in plan.candidates[:12]:
         table.add_row(*_cells(plan, each, ahead=differ, kinds=bool(kinds), updates=bool(updates)))
     return table
