@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from stoker.records import Candidate, Measured, Setting
+from stoker.records import Candidate, Measured, Setting, Verdict
 from tests.records.test_documents import PLAN
 
 SEEN = Measured(samples_s=(1.12, 1.2), run_s=(1.12, 1.2), items=8, first_batch_s=0.15, steady_items_per_s=300.0)
@@ -26,3 +26,9 @@ def test_a_plan_with_every_column_fits_80_columns(monkeypatch: pytest.MonkeyPatc
     assert {"updates", "ahead", "measured"} <= set(table[0].split())
     assert "unfinished" in text
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_remedies_are_as_uncertain_as_the_verdict() -> None:
+    doubtful = Verdict(bottleneck="decode", share=0.5, sentence="it decodes", uncertain=True, doubt="the host was busy")
+    assert "What would help, as predicted:" in str(PLAN)
+    assert "What would help, as predicted, which is uncertain, too:" in str(replace(PLAN, verdict=doubtful))

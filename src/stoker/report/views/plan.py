@@ -32,7 +32,7 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [Text(), Text(_summary(plan)), _table(plan)]
     if plan.verdict is not None:
         parts += verdict_lines(plan.verdict)
-    parts += remedy_lines(plan.remedies)
+    parts += remedy_lines(plan.remedies, plan.verdict)
     parts += verified_lines(plan.verified)
     parts += _ruled_out(plan)
     parts += [Text(f"note: {note}", style="yellow") for note in plan.notes]
@@ -51,16 +51,17 @@ def verdict_lines(judged: Verdict) -> list[RenderableType]:
     return lines
 
 
-def remedy_lines(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """The remedies, the best first; what-ifs apart from what can be done."""
+def remedy_lines(remedies: Sequence[Remedy], judged: Verdict | None = None) -> list[RenderableType]:
+    """The remedies, the best first; what-ifs apart from what can be done. They are as uncertain as the verdict."""
+    how = "as predicted, which is uncertain, too" if judged is not None and judged.uncertain else "as predicted"
     lines: list[RenderableType] = []
     done = [remedy for remedy in remedies if remedy.kind != "what_if"][:_SHOWN_REMEDIES]
     if done:
-        lines.append(Text("What would help, as predicted:", style="bold"))
+        lines.append(Text(f"What would help, {how}:", style="bold"))
         lines += [Text(f"  {remedy.sentence}") for remedy in done]
     supposed = [remedy for remedy in remedies if remedy.kind == "what_if"][:_SHOWN_WHAT_IFS]
     if supposed:
-        lines.append(Text("What if, as predicted:", style="bold"))
+        lines.append(Text(f"What if, {how}:", style="bold"))
         lines += [Text(f"  {remedy.sentence}") for remedy in supposed]
     return lines
 

@@ -46,7 +46,7 @@ def profile_view(
         parts += [
             Text(),
             *verdict_lines(verdict),
-            *remedy_lines(remedies),
+            *remedy_lines(remedies, verdict),
             *verified_lines(verified),
         ]
     return Group(*parts)
