@@ -121,7 +121,8 @@ def start_jobs(trial: Trial) -> list[Job]:
         return []
     batch_s = max(1e-9, sum(trial.workers.ended_s) - sum(began)) / len(began)
     cpus = int(trial.machine.cpu.usable) if trial.machine is not None else 1
-    jobs, left_s = [], max(START.most_s, START.most_share * trial.total_s)
+    jobs: list[Job] = []
+    left_s = max(START.most_s, START.most_share * trial.total_s)
     for workers, sleep_s in ((1, 0.0), (2, START.idle_share * batch_s), (min(cpus, START.most_workers), 0.0)):
         batches = min(START.most_batches, max(START.least_batches * workers, round(START.run_s / batch_s)))
         left_s -= batches * (batch_s + sleep_s)
