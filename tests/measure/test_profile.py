@@ -160,6 +160,13 @@ def test_a_set_that_ends_early_is_said() -> None:
     assert any("ends after 3 batches" in note for note in trial.notes)
 
 
+def test_batches_in_memory_are_given_in_turn_however_small_the_set() -> None:
+    trial = run("plain", Setting(batch_size=30), extent=Extent(batches=5, warmup=2, source="memory"))
+    assert trial.timeline.items == (30,) * 7
+    assert any("2 batches kept in memory" in note for note in trial.notes)
+    assert not any("ends after" in note for note in trial.notes)
+
+
 def test_more_workers_than_cpus_run_and_are_said() -> None:
     trial = run("plain", Setting(batch_size=4, num_workers=(os.cpu_count() or 1) + 3))
     assert trial.outcome == "done"

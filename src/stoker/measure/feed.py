@@ -103,10 +103,12 @@ def make_feed(
     *,
     pinned: bool,
     watched: Watched | None = None,
+    in_turn: bool = False,
 ) -> Feed:
     """A DataLoader under `setting` that ends by itself after what `extent` asks for; `watched` looks into `dataset`.
 
-    Raises InputError if there is nothing to load, or no way to know how much.
+    With `in_turn` the caller keeps its batches and gives them in turn: a set may be smaller than what is asked for, and
+    its short last batch is left out. Raises InputError if there is nothing to load, or no way to know how much.
     """
     wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
     options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
@@ -124,7 +126,7 @@ def make_feed(
         batches = wanted
         notes += duplicate_notes(dataset, setting.num_workers)
     else:
-        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes)
+        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes, in_turn=in_turn)
     init = workload.worker_init_fn
     if setting.worker_threads is not None:
         init = ThreadsSetting(setting.worker_threads, init)
@@ -147,8 +149,10 @@ def _bound(
     seed: int,
     options: dict[str, Any],
     notes: list[str],
+    *,
+    in_turn: bool,
 ) -> int | None:
-    """Choose the sampler so that the loader ends by itself; how many batches that makes, if it can be known."""
+    """Choose the sampler so that the loader ends by itself; how many batches the loop gets, if it can be known."""
     if workload.batch_sampler is not None:
         if workload.sets_batches:
             notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
@@ -163,10 +167,10 @@ def _bound(
     if size == 0:
         raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
     whole = None if size is None else -(-size // batch_size)
-    if workload.drop_last and size is not None and size > batch_size:
+    if (workload.drop_last or (in_turn and wanted)) and size is not None and size > batch_size:
         whole = size // batch_size
     if size is not None and whole is not None and not workload.batched:
-        _note_small_set(size, whole, batch_size, wanted, notes)
+        _note_small_set(size, whole, batch_size, None if in_turn else wanted, notes)
     batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
     count = min(size or batches * batch_size, batches * batch_size) if batches else None
     if workload.sampler is not None:
@@ -176,7 +180,7 @@ def _bound(
         if size is None or count is None:
             raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
         options["sampler"] = Order(size, count, shuffle=shuffles, seed=seed)
-    return batches
+    return wanted if in_turn and wanted else batches
 
 
 def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, notes: list[str]) -> None:

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sized
 from multiprocessing import get_start_method
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -84,7 +84,14 @@ class Bench:
         with _quiet_loader(), spy.installed(dataset) as watched:
             step = self._step_on(device, setting)
             feed = make_feed(
-                self._with_malloc(keeps_memory), dataset, self.mode, setting, extent, pinned=pinned, watched=watched
+                self._with_malloc(keeps_memory),
+                dataset,
+                self.mode,
+                setting,
+                extent,
+                pinned=pinned,
+                watched=watched,
+                in_turn=_is_on_device(step) or extent.source == "memory",
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
             if isinstance(step, SleepStep):
@@ -217,16 +224,19 @@ class Bench:
         )
 
 
+def _is_on_device(step: ModelStep | SleepStep) -> TypeGuard[ModelStep]:
+    """Whether the workload's batches are made on the device and stay there."""
+    return isinstance(step, ModelStep) and step.on_device
+
+
 def _into_memory(feed: Feed, step: ModelStep | SleepStep, extent: Extent, *, alike: bool) -> Feed:
     """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
-    on_device = isinstance(step, ModelStep) and step.on_device
-    if not on_device and extent.source != "memory":
+    if not _is_on_device(step) and extent.source != "memory":
         return feed
     rules = feeds.RULES
     most = rules.alike_batches if alike else rules.memory_batches
     loaded = load_into_memory(feed, feed.batches or rules.stream_batches, most=most)
-    if on_device:
-        assert isinstance(step, ModelStep)
+    if _is_on_device(step):
         moved = {id(batch): step.move(_batch_of(batch)) for batch in loaded.source}
         loaded.source = [moved[id(batch)] for batch in loaded.source]
     else:

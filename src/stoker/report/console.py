@@ -1,7 +1,7 @@
 """Prints a view to stdout."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, RenderableType
 
@@ -12,14 +12,21 @@ def show(view: RenderableType, *, stderr: bool = False) -> None:
     """Print to stdout or stderr, with colour on a terminal. Elsewhere the text is plain and at most 100 columns
     wide."""
     console = Console(highlight=False, stderr=stderr)
-    if console.is_terminal:
-        console.print(view, crop=False)
-        return
-    console = Console(highlight=False, width=min(100, console.width))
+    if not console.is_terminal:
+        console = Console(highlight=False, stderr=stderr, width=min(100, console.width))
     with console.capture() as capture:
         console.print(view, crop=False)
     stream = sys.stderr if stderr else sys.stdout
-    stream.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))
+    stream.write("".join(f"{line}\n" for line in _spaced(capture.get())))
+
+
+def _spaced(text: str) -> Iterator[str]:
+    """The lines of a text without trailing blanks, and never two empty ones in a row."""
+    before = ""
+    for line in map(str.rstrip, text.splitlines()):
+        if line or before:
+            yield line
+        before = line
 
 
 def mode_text(mode: str, reason: str) -> str:
