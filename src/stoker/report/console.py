@@ -17,10 +17,10 @@ def show(view: RenderableType, *, stderr: bool = False) -> None:
     with console.capture() as capture:
         console.print(view, crop=False)
     stream = sys.stderr if stderr else sys.stdout
-    stream.write("".join(f"{line}\n" for line in _spaced(capture.get())))
+    stream.write("".join(f"{line}\n" for line in spaced(capture.get())))
 
 
-def _spaced(text: str) -> Iterator[str]:
+def spaced(text: str) -> Iterator[str]:
     """The lines of a text without trailing blanks, and never two empty ones in a row."""
     before = ""
     for line in map(str.rstrip, text.splitlines()):
