@@ -205,13 +205,20 @@ _SHARING_PACKAGES = ("datasets", "webdataset", "torchdata", "streaming", "litdat
 """Their streams give each worker a part of the items."""
 
 
-def duplicate_notes(dataset: Any, workers: int) -> list[str]:
-    """A note if each worker seems to read the whole stream."""
-    if workers < 2 or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
-        return []
+def repeats_items(dataset: Any) -> bool:
+    """Whether several workers would each give all items of a dataset: it is a stream, and does not seem to share them
+    out."""
+    if not isinstance(dataset, IterableDataset) or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
+        return False
     with suppress(OSError, TypeError):  # no source to look at
-        if "get_worker_info" in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset)):
-            return []
+        return "get_worker_info" not in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset))
+    return True
+
+
+def duplicate_notes(dataset: Any, workers: int) -> list[str]:
+    """A note if each of several workers reads the whole stream."""
+    if workers < 2 or not repeats_items(dataset):
+        return []
     return [
         f"items are duplicated: {type(dataset).__name__} does not share its items out by "
         f"torch.utils.data.get_worker_info(), so each of {workers} workers gives all of them"

@@ -17,7 +17,7 @@ from stoker.measure import feed as feeds
 from stoker.measure import spy
 from stoker.measure.assemble import assemble
 from stoker.measure.device import Device, SleepDevice, clock_for, parse_device, peaks_of
-from stoker.measure.feed import NO_ITEMS, Feed, load_into_memory, make_feed
+from stoker.measure.feed import NO_ITEMS, Feed, load_into_memory, make_feed, repeats_items
 from stoker.measure.interference import InterferenceGauge
 from stoker.measure.log import LoopLog
 from stoker.measure.loop import Loop
@@ -220,6 +220,7 @@ class Bench:
             batching=workload.batching,
             mode_reason=self._mode_reason,
             current=workload.current,
+            repeats=repeats_items(dataset),
         )
 
 

@@ -101,6 +101,7 @@ def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> T
         mode=task.mode,
         device=task.device,
         timeout_s=timeout_s,
+        measure_start=False,  # a study runs settings, and predicts none
         on_event=on_event,
     )
 

@@ -136,10 +136,10 @@ def stream_notes(probes: Probes, best: Candidate, trials: Sequence[Trial]) -> It
     """Notes on a stream: several workers may repeat it, and it may be shorter than was said."""
     if not probes.subject.stream:
         return
-    if best.setting.num_workers > 1:
+    if best.setting.num_workers > 1 and probes.subject.repeats:
         yield (
-            "a stream gives all its items once for each worker, unless it shares them out by "
-            "torch.utils.data.get_worker_info(): see that yours does"
+            f"items are duplicated: {probes.subject.data} gives all its items once for each worker; share them out by "
+            "torch.utils.data.get_worker_info(), or use at most one worker"
         )
     short = [trial for trial in trials if trial.outcome == "done" and _ended_early(trial)]
     if short:

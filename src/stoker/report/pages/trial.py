@@ -8,7 +8,6 @@ from stoker.analysis.series import (
     epoch_rows,
     gauge_rows,
     item_rows,
-    setting_text,
     stage_rows,
     timeline_rows,
     transform_rows,
@@ -18,17 +17,18 @@ from stoker.analysis.spans import steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict
 from stoker.report import charts
+from stoker.report.console import batch_text, mode_text
 from stoker.report.html import Card, Figure, Page, Section, Table
 from stoker.report.pages.parts import capital, figure, percent, short_names, times, trial_facts
-from stoker.units import format_bytes, format_seconds
+from stoker.units import format_bytes, format_seconds, format_workers
 
 
 def trial_page(trial: Trial, verdict: Verdict | None = None, remedies: Sequence[Remedy] = ()) -> Page:
     """Where the time of one run went. A run that did not finish has a page that says why."""
-    subject, setting = trial.workload, trial.setting
+    subject = trial.workload
     title = short_names([subject.name])[subject.name]
     subtitle = (
-        f"{subject.data} · {subject.mode} on {subject.device} · {setting_text(setting.batch_size, setting.num_workers)}"
+        f"{subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device} · {_setting_text(trial)}"
     )
     sections = [section for section in _sections(trial) if section.figures or section.tables]
     notes = list(trial.notes)
@@ -36,6 +36,10 @@ def trial_page(trial: Trial, verdict: Verdict | None = None, remedies: Sequence[
     if disturbed:
         notes.append(capital(disturbed))
     return Page("profile", title, subtitle, _cards(trial, verdict, remedies), sections, trial_facts(trial), notes)
+
+
+def _setting_text(trial: Trial) -> str:
+    return f"{batch_text(trial)}, {format_workers(trial.setting.num_workers)}"
 
 
 def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) -> list[Card]:
@@ -46,8 +50,9 @@ def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) ->
     cards = []
     if verdict is not None:
         cards.append(Card(about="bottleneck", answer=capital(verdict.bottleneck), detail=capital(verdict.sentence)))
-    if remedies:
-        best = min(remedies, key=lambda each: each.after_s)
+    helping = [each for each in remedies if each.kind != "what_if"]
+    if helping:
+        best = min(helping, key=lambda each: each.after_s)
         more = f"{format_seconds(best.before_s)} → {format_seconds(best.after_s)}, predicted"
         cards.append(Card(about="what would help most", answer=capital(best.change), detail=more))
     rate = trial.items_per_s
@@ -105,8 +110,7 @@ def timeline_figure(trial: Trial) -> list[Figure]:
     if not rows:
         return []
     span = whole(trial)
-    setting = setting_text(trial.setting.batch_size, trial.setting.num_workers)
-    title = f"The loop waits {percent(span.share('wait'))} of the run with {setting}"
+    title = f"The loop waits {percent(span.share('wait'))} of the run with {_setting_text(trial)}"
     shown = len({row["batch"] for row in rows})
     of = len(trial.timeline.got_s)
     cut = f"The first {shown:,} of {of:,} batches. " if shown < of else ""
