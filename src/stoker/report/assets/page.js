@@ -44,7 +44,17 @@
       spec.width = Math.min(spec.usermeta?.cells ? spec.width + 70 : Math.max(spec.width + 120, 560), available - 2);
       spec.autosize = {type: "fit-x", contains: "padding"};
     }
+    const across = spec.usermeta?.across;
+    if (across) sized(spec.spec ?? spec, (spec.spec?.width ?? spec.width - 130) / across);
     return spec;
+  };
+
+  // Numbers in cells fit the cells, and are left out where they would be too small to read.
+  const sized = (map, cellWidth) => {
+    const isNumber = (layer) => layer.mark.type === "text" && layer.encoding.text.field !== "sign";
+    const size = Math.min(11, Math.floor(cellWidth / 3.6));
+    map.layer = map.layer.filter((layer) => size >= 8 || !isNumber(layer));
+    for (const layer of map.layer.filter(isNumber)) layer.mark.fontSize = size;
   };
 
   const draw = async (figure) => {
