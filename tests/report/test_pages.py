@@ -246,3 +246,13 @@ def test_an_exported_table_names_its_machine() -> None:
 def test_a_small_preset_stands_beside_the_published_figures_of_its_settings() -> None:
     ours = published.loader_runs().filter(pl.col("batch_size") == 32)
     assert [each.name for each in published_beside("data-loading-small", ours)] == ["the published data-loading"]
+
+
+def test_times_of_computing_alone_are_answered_without_whole_runs() -> None:
+    page = study_page(published.inference_trials(), StudyAbout(name="s"))
+    assert [(card.about, card.answer) for card in page.cards] == [
+        ("cnn", "199 µs an item"),
+        ("transformer", "753 µs an item"),
+    ]
+    assert page.sections[0].text.startswith("Without the batches that warm up")
+    assert [figure.title.partition(":")[0] for figure in page.figures] == ["CNNs", "Transformers"]

@@ -188,15 +188,12 @@ class Overview:
     def item_rows(self) -> Rows:
         """Seconds an item over batch size, the least of the other axes: part, workload, family, batch_size, item_s.
 
-        `steady` says that they are those after the warm-up; else they are of the whole run.
+        They are of the whole run, or, where `warmed_up`, after the warm-up.
         """
         times = self._item_seconds()
-        if times is None or "batch_size" not in times.columns:
-            return []
-        steady = self.warmed_up or "item_s" not in times.columns
-        if steady and "steady_item_s" in times.columns:
+        if times is not None and self.warmed_up:
             times = times.with_columns(pl.col("steady_item_s").alias("item_s"))
-        if "item_s" not in times.columns:
+        if times is None or not {"batch_size", "item_s"} <= set(times.columns):
             return []
         by = ["part", "workload", "batch_size"]
         least = (
@@ -208,11 +205,12 @@ class Overview:
 
     @property
     def warmed_up(self) -> bool:
-        """Whether runs have batches that warm up, and times after these."""
-        names = ("warmup", "steady_item_s")
-        if not all(name in self.frame.columns and self.frame.schema[name].is_numeric() for name in names):
+        """Whether runs have batches that warm up and times after these, or no other times."""
+        columns = self.frame.columns
+        if "steady_item_s" not in columns or not self.frame["steady_item_s"].count():
             return False
-        return bool((self.frame["warmup"] > 0).any()) and self.frame["steady_item_s"].count() > 0
+        warmup = self.frame["warmup"] if "warmup" in columns else pl.Series([0])
+        return not self.done or (warmup.dtype.is_numeric() and bool((warmup > 0).any()))
 
     def _item_seconds(self) -> pl.DataFrame | None:
         """Cells with `item_s`: the run's time over its items."""

@@ -152,7 +152,9 @@ def _notes(found: Overview) -> list[str]:
 def _cards(found: Overview, about: StudyAbout) -> list[Card]:
     if about.kind == "limit":
         return _limit_cards(found)
-    cards = []
+    cards: list[Card] = []
+    if not found.done:
+        return _item_cards(found)
     if len(found.workloads) == 1:
         for row in found.best_rows()[: RULES.parts]:
             slowest = max((each["regret"] or 0.0 for each in found.heat_rows(row["part"])), default=0.0)
@@ -175,6 +177,18 @@ def _cards(found: Overview, about: StudyAbout) -> list[Card]:
         label = f"one setting for all: {row['part']}" if row["part"] else "one setting for all"
         cards.append(Card(about=label, answer=capital(row["setting"]), detail=detail))
     return cards
+
+
+def _item_cards(found: Overview) -> list[Card]:
+    """Of trials that have no time of a whole run: the least time an item of each part."""
+    least: dict[str, Any] = {}
+    for row in sorted(found.item_rows(), key=lambda row: row["item_s"]):
+        least.setdefault(row["part"], row)
+    return [
+        Card(about=part or "least time an item", answer=f"{format_seconds(row['item_s'])} an item", detail=detail)
+        for part, row in list(least.items())[: RULES.parts]
+        for detail in [f"{row['workload']} with batch {row['batch_size']:,}"]
+    ]
 
 
 def _an_item(found: Overview) -> str:
