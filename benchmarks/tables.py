@@ -16,6 +16,7 @@ from typing import Any
 import advice_tables
 import published_tables
 import script_tables
+import study_tables
 from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -549,12 +550,18 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-run": output("run"),
     "run-proof": run_proof,
 }
-BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | study_tables.TABLES
 
 
 def filled(text: str) -> str:
+    """The page with its tables. A table whose results are not there yet stays as it is, and is named."""
+
     def block(match: re.Match[str]) -> str:
-        return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
+        try:
+            return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
+        except FileNotFoundError as error:
+            say(f"{match['name']}: no results in {error.filename}")
+            return match[0]
 
     pattern = r"(?P<begin><!-- begin (?P<name>[\w-]+) -->)\n.*?(?P<end><!-- end (?P=name) -->)"
     return re.sub(pattern, block, text, flags=re.DOTALL)

@@ -46,7 +46,8 @@ def test_hostile_names_make_no_elements() -> None:
     assert hostile.handlers == []
     figures = hostile.count["figure"]
     assert hostile.count["script"] == 2 * figures + 2
-    assert set(hostile.count) <= set(clean.count) | {"li", "ul"}
+    # Some versions of vl-convert draw the lines of a long title as tspan elements.
+    assert set(hostile.count) <= set(clean.count) | {"li", "ul", "tspan"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -144,7 +144,7 @@ class _Reporter:
     def progress(self, at: Any) -> None:
         from stoker.units import format_seconds
 
-        left = f", {format_seconds(at.left_s)} left" if at.left_s else ""
+        left = f", {format_seconds(at.left_s)} left" if at.left_s and at.done < at.of else ""
         if at.waits_for:
             other = at.waits_for[0]
             place = "" if other.owner.is_visible else " in another container"

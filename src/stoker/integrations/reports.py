@@ -130,11 +130,12 @@ def page_from(source: str, *, db: Path, against: str | None = None) -> Page:
     if path.suffix == ".json" or path.is_file():
         frame = _exported(path)
         if frame is not None:
-            return frame_page(frame[1], name=frame[0], against=_others(against, db) or ())
+            return frame_page(frame[1], name=frame[0], against=_others(against, db, frame[1]) or ())
         if against is not None:
             raise InputError("--against compares studies; give the name of a study")
         return page_of(read(path))
-    return study_page(stored_study(source, db), against=_others(against, db))
+    found = stored_study(source, db)
+    return study_page(found, against=None if against is None else _others(against, db, found.trials()))
 
 
 def frame_page(frame: "pl.DataFrame", *, name: str, against: Sequence["Against"] = ()) -> Page:
@@ -215,14 +216,16 @@ def _trial(document: bytes) -> Trial | None:
     return record if isinstance(record, Trial) else None
 
 
-def _others(against: str | None, db: Path) -> list["Against"] | None:
-    """The study of that name, or the published figures, in whole."""
+def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Against"] | None:
+    """The study of that name, or all published figures that these trials have settings in common with."""
+    from stoker.analysis.overview import compared_rows
     from stoker.report.pages.study import Against
 
     if against is None:
         return None
     if against == PUBLISHED:
-        return [_published("batch-and-workers"), _published("batch-impact"), _published("inference-times")]
+        tables = [_published(name) for name in _TABLES]
+        return [each for each in tables if frame.height and compared_rows(frame, each.frame)] or tables[:1]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
     return [Against(name=against, frame=other.trials(), about=f"The store has trials of these machines: {machines}.")]
@@ -239,7 +242,7 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     return [found] if compared_rows(frame, found.frame) else []
 
 
-_TABLES = ("batch-and-workers", "batch-impact", "inference-times", "max-batch")
+_TABLES = ("batch-and-workers", "batch-impact", "data-loading", "inference-times", "max-batch")
 """Presets whose runs the authors published as trials."""
 
 
@@ -250,6 +253,7 @@ def _published(name: str) -> "Against":
     tables = {
         "batch-and-workers": published.grid,
         "batch-impact": published.batch_impact,
+        "data-loading": published.loader_runs,
         "inference-times": published.inference_trials,
         "max-batch": published.max_batches,
     }
@@ -257,6 +261,8 @@ def _published(name: str) -> "Against":
         f"There: {published.MACHINE}. Their images are Imagenette's; Stoker's presets have synthetic ones. "
         f"Source: {published.SOURCE}."
     )
+    if name == "data-loading":
+        about += " Their times are the sum of all waits, ours those of the whole run."
     if name == "max-batch":
         about += " They tried powers of two only."
     return Against(name=f"the published {name}", frame=tables[name](), about=about)
@@ -273,7 +279,8 @@ def write_study(
     """Write a study's page, and its charts as pictures into folders where asked."""
     from stoker.report.files import write_page, write_pictures
 
-    page = study_page(study, against=_others(against, study.store_path))
+    others = None if against is None else _others(against, study.store_path, study.trials())
+    page = study_page(study, against=others)
     write_page(page, Path(path))
     for folder, kind in ((png, "png"), (svg, "svg")):
         if folder is not None:

@@ -66,7 +66,8 @@ def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) ->
 
 def _sections(trial: Trial) -> list[Section]:
     timeline = Section("Batch by batch", [*_waits(trial), *timeline_figure(trial)])
-    return [Section("Where the time went", _stage_figures(trial)), timeline, _gauges(trial), _more(trial)]
+    gauges = Section("Processors and memory", gauge_figure(trial))
+    return [Section("Where the time went", _stage_figures(trial)), timeline, gauges, _more(trial)]
 
 
 def _stage_figures(trial: Trial) -> list[Figure]:
@@ -118,10 +119,11 @@ def timeline_figure(trial: Trial) -> list[Figure]:
     return [figure(title, rows, charts.timeline, note=note, alt="Timeline of workers and loop")]
 
 
-def _gauges(trial: Trial) -> Section:
+def gauge_figure(trial: Trial) -> list[Figure]:
+    """Processors, memory and `/dev/shm` over the time of a run."""
     rows = gauge_rows(trial)
     if len({row["time_s"] for row in rows}) < 2:
-        return Section("Processors and memory")
+        return []
     gauge = trial.gauges
     memory = max((gauge[name].maximum for name in ("rss_bytes", "pss_bytes") if name in gauge), default=0.0)
     parts = [f"{gauge['cpu_cores'].average:.1f} CPU cores on average"] if "cpu_cores" in gauge else []
@@ -129,7 +131,7 @@ def _gauges(trial: Trial) -> Section:
     if "gpu_utilisation" in gauge:
         parts.insert(0, f"the GPU is {percent(gauge['gpu_utilisation'].average)} busy")
     title = capital(", ".join(parts)) or "Readings during the run"
-    return Section("Processors and memory", [figure(title, rows, charts.readings, alt="Gauges over time")])
+    return [figure(title, rows, charts.readings, alt="Gauges over time")]
 
 
 def _more(trial: Trial) -> Section:
