@@ -41,7 +41,7 @@ def _first_word(command: Any, ctx: Any, args: list[str]) -> int:
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="train.py ARGS, -m package ARGS, torchrun ARGS, any program."),
+        typer.Argument(metavar="COMMAND", help="train.py ARGS, -m package ARGS, torchrun ARGS, any program."),
     ],
     batches: Annotated[int, typer.Option(help="Observe this many batches of the training loader.", min=1)] = 200,
     stop: Annotated[bool, typer.Option("--stop", help="End the script there, with status 0.")] = False,

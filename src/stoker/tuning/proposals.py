@@ -35,17 +35,18 @@ class ProposalRules(Record, frozen=True):
 RULES = ProposalRules()
 
 
-def propose(trial: Trial, *, rules: ProposalRules = RULES) -> list[Remedy]:
+def propose(trial: Trial, *loads: Trial, rules: ProposalRules = RULES) -> list[Remedy]:
     """The best settings of the loader, the fastest first, with the seconds of one batch, once steady, before and after.
 
     Only workers and what belongs to them change: other batch sizes train otherwise. Empty where no setting is
-    predicted to be faster, and for a run that says too little.
+    predicted to be faster, and for a run that says too little. `loads` are of the same loader with other numbers of
+    workers and with steps that do nothing: what several workers cost each other is predicted from those.
     """
     span = steady(trial)
     if span is None or trial.outcome != "done":
         return []
     try:
-        predictor, now = predictor_of(trial)
+        predictor, now = predictor_of(trial, loads=loads)
     except InputError:
         return []
     pace = _Pace(predictor, now, rules)
