@@ -174,17 +174,30 @@ def line(row: dict[str, Any]) -> str:
         errors = {kind: error(runs, kind) for kind in kinds}
         shown = ", ".join(f"{kind} {1000 * found:+.2f} ms" for kind, found in errors.items() if found is not None)
         verdicts = [each["reported"].get("verdict") for each in runs]
-        parts.append(f"{name}: {shown}, {dict.fromkeys(verdicts)}, {extra(row, name)};")
+        parts.append(f"{name}: {shown}, {', '.join(map(str, dict.fromkeys(verdicts)))}, {extra(row, name)};")
     return " ".join(parts)
 
 
 def extra(row: dict[str, Any], name: str) -> str:
-    """CPU time a step and wall clock that a tool adds."""
-    bare_runs, runs = row["runs"]["bare"], row["runs"][name]
-    wall = median(each["wall_s"] for each in runs) - median(each["wall_s"] for each in bare_runs)
-    cpu = _cpu(runs) - _cpu(bare_runs)
-    same = {tuple(each["own"]["losses"]) for each in (*bare_runs, *runs) if each["own"]}
-    return f"{1e6 * cpu:+.0f} µs a step, {wall:+.1f} s, losses {'equal' if len(same) == 1 else 'differ'}"
+    losses = "equal" if are_losses_equal(row, name) else "differ"
+    return f"{1e6 * added_cpu_s(row, name):+.0f} µs a step, {added_wall_s(row, name):+.1f} s, losses {losses}"
+
+
+def added_wall_s(row: dict[str, Any], name: str) -> float:
+    """Seconds that the whole command takes longer."""
+    after, before = (median(each["wall_s"] for each in row["runs"][way]) for way in (name, "bare"))
+    return after - before
+
+
+def added_cpu_s(row: dict[str, Any], name: str) -> float:
+    """CPU time that the loop's thread takes longer from one batch to the next."""
+    return _cpu(row["runs"][name]) - _cpu(row["runs"]["bare"])
+
+
+def are_losses_equal(row: dict[str, Any], name: str) -> bool:
+    """Whether every run had the losses of the bare one, bit for bit."""
+    runs = (*row["runs"]["bare"], *row["runs"][name])
+    return len({tuple(each["own"]["losses"]) if each["own"] else () for each in runs}) == 1
 
 
 def _cpu(runs: list[dict[str, Any]]) -> float:
