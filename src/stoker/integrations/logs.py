@@ -89,7 +89,8 @@ class Iterated(Record, frozen=True):
 
 
 class LoaderLog(Record, frozen=True):
-    """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function."""
+    """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function. It is empty
+    for a loader that was made before anyone looked: `read_at` has the frames where that one is read."""
 
     number: int
     kind: str
@@ -109,6 +110,7 @@ class LoaderLog(Record, frozen=True):
     steps: tuple[Step, ...] = ()
     fetches: tuple[Fetch, ...] = ()
     send_s: tuple[float, ...] = ()
+    read_at: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -262,6 +264,7 @@ def _loader(
         number=line["loader"],
         kind=line["class"],
         site=tuple((file, at, function) for file, at, function in line["site"]),
+        read_at=tuple((file, at, function) for file, at, function in line.get("read_at", ())),
         made_by=tuple(line["made_by"]),
         overridden={name: (before, after) for name, (before, after) in line["overridden"].items()},
         **{name: line[name] for name in ("arguments", "batch_size", "sampler", "batch_sampler", "source")},

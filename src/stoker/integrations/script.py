@@ -116,9 +116,15 @@ def _answer(request: ScriptRequest, directory: Path, around: Surroundings, statu
 
 
 def answer_of(
-    log: RunLog, command: Sequence[str], around: Surroundings | None = None, *, status: int | None = None
+    log: RunLog,
+    command: Sequence[str],
+    around: Surroundings | None = None,
+    *,
+    status: int | None = None,
+    hints: Sequence[tuple[str, int]] = (),
 ) -> ScriptAnswer:
-    """The answer about a run that was observed."""
+    """The answer about a run that was observed. `hints` are lines where a loader may have been made, of which that is
+    not known."""
     made = trials_of(log, command, around)
     base = ScriptAnswer(command=tuple(command), status=status, problems=log.problems)
     if not made:
@@ -127,8 +133,9 @@ def answer_of(
     rest = [each for each in made if each is not first]
     ranks = [each for each in rest if each.process is not first.process and each.loader is each.process.training]
     others = [each for each in rest if each.process is first.process]
+    site = site_of_loader(first, hints)
     loads = trials_of(RunLog(processes=log.probes), command, around)
-    proposals = tuple(_proposal(first, remedy) for remedy in propose(first.trial, *(each.trial for each in loads)))
+    proposals = tuple(_proposal(site, remedy) for remedy in propose(first.trial, *(each.trial for each in loads)))
     loader = {"num_workers", "prefetch_factor", "persistent_workers"}
     remedies = [
         each for each in advise(first.trial) if not loader & set(each.changes) and "batch_size" not in each.changes
@@ -164,17 +171,20 @@ def _nothing(log: RunLog) -> str:
     return "no DataLoader was read for more than one batch"
 
 
-def _proposal(first: LoaderTrial, remedy: Remedy) -> Proposal:
-    change = change_for(site_of_loader(first), remedy.changes)
+def _proposal(site: Site, remedy: Remedy) -> Proposal:
+    change = change_for(site, remedy.changes)
     return Proposal(remedy=remedy, edits=change.edits, arguments=change.arguments, how=change.how)
 
 
-def site_of_loader(first: LoaderTrial) -> Site:
-    """Where the loader was made: of one that a framework replaced, the user's own."""
+def site_of_loader(first: LoaderTrial, hints: Sequence[tuple[str, int]] = ()) -> Site:
+    """Where the loader was made: of one that a framework replaced, the user's own. Where that is not known, the hints
+    and where it is read."""
     loader, process = first.loader, first.process
     made = next((each for each in process.loaders if each.number == loader.source), loader)
-    frames = tuple((file, line) for file, line, _ in made.site)
-    return Site(frames=frames, made_by=made.made_by, script=process.script)
+    known = bool(made.site)
+    frames = tuple((file, line) for file, line, _ in made.site or made.read_at)
+    frames = frames if known else (*hints, *frames)
+    return Site(frames=frames, made_by=made.made_by, script=process.script, known=known)
 
 
 def _headroom(first: LoaderTrial) -> Headroom | None:
