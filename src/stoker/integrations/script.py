@@ -15,8 +15,6 @@ from stoker.integrations.logs import RunLog, read_logs
 from stoker.integrations.surroundings import Reader
 from stoker.integrations.trials import LoaderTrial, Surroundings, trials_of
 from stoker.records import Headroom, Proposal, Record, Remedy, ScriptAnswer, Trial, VerifiedRemedy
-from stoker.tuning.proposals import propose
-from stoker.tuning.remedies import advise
 
 RERUN = "STOKER_RERUN"
 """The environment variable of a script that is run again to prove a setting."""
@@ -125,6 +123,9 @@ def answer_of(
 ) -> ScriptAnswer:
     """The answer about a run that was observed. `hints` are lines where a loader may have been made, of which that is
     not known."""
+    from stoker.tuning.proposals import propose  # numpy behind these takes longer to import than the script may wait
+    from stoker.tuning.remedies import advise
+
     made = trials_of(log, command, around)
     base = ScriptAnswer(command=tuple(command), status=status, problems=log.problems)
     if not made:
