@@ -290,9 +290,9 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
 
-def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
-    """A predictor from the samples of finished runs, and the setting of the first. Raises InputError for a trial that
-    says too little: without a machine, or with no loading seen."""
+def predictor_of(trial: Trial, *others: Trial, loads: Sequence[Trial] = ()) -> tuple[Predictor, Setting]:
+    """A predictor from the samples of finished runs, and the setting of the first. `loads` are runs whose steps did
+    nothing. Raises InputError for a trial that says too little: without a machine, or with no loading seen."""
     if not _says_enough(trial) or trial.machine is None:
         raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
@@ -300,6 +300,7 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
     for each in filter(_says_enough, trial.started):
         sleeps = each.task is not None and each.task.options.get("sleep_s")
         runs.append(run_of(each, "slow" if sleeps else "load"))
+    runs += [run_of(each, "load") for each in filter(_says_enough, loads)]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
     now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
