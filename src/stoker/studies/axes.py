@@ -19,7 +19,7 @@ from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
 
 Value = str | int | float | bool
-Kind = Literal["profile", "limit", "tune"]
+Kind = Literal["profile", "limit", "tune", "search"]
 
 WORKLOAD = ("workload", "data", "items", "weights")
 COMMON = (*WORKLOAD, "mode", "device")
@@ -30,10 +30,13 @@ EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
+SEARCH = ("part", "scores", "classes", "labels")
+"""What only a candidate of a search has: options of its task."""
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
+    "search": tuple(dict.fromkeys((*COMMON, *LABELS, *SEARCH, *SETTING, *EXTENT))),
 }
 """The axes and fixed values that each kind of study knows."""
 

@@ -4,17 +4,19 @@ from statistics import median
 from typing import Any
 
 from stoker.analysis.spans import steady
-from stoker.records import Limit, Plan, Record, Trial
+from stoker.records import CandidateTrial, Limit, Plan, Record, Trial
 
 
 def figures_of(record: Record) -> dict[str, Any]:
-    """The summary columns of a trial, a limit or a plan."""
+    """The summary columns of a trial, a limit, a plan or a candidate of a search."""
     if isinstance(record, Trial):
         return _of_trial(record)
     if isinstance(record, Limit):
         return _of_limit(record)
     if isinstance(record, Plan):
         return _of_plan(record)
+    if isinstance(record, CandidateTrial):
+        return _of_candidate(record)
     return {}
 
 
@@ -78,3 +80,33 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "gain": plan.gain,
         "tuning_s": plan.seconds,
     }
+
+
+def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
+    figures: dict[str, Any] = {
+        "workload": trial.model,
+        "model": trial.model,
+        "data": trial.data,
+        "mode": "infer",
+        "device": trial.device,
+        "part": trial.part,
+        "classes": trial.classes,
+        "parameters": trial.parameters,
+        "interference": trial.interference,
+        "reference_s": median(trial.reference_s) if trial.reference_s else None,
+    }
+    if trial.outcome != "done":
+        return figures
+    groups = {f"{name.replace(' ', '_')}_s": seconds for name, seconds in trial.stages.groups_s.items()}
+    figures |= {
+        "seconds": trial.total_s,
+        "run_items": trial.items,
+        "batch_size": trial.batch_size,
+        "num_workers": trial.num_workers,
+        "blocks": trial.blocks,
+        "blocks_run": trial.blocks_run,
+        "feature_size": trial.feature_size,
+        **groups,
+        **{f"{name}_s": seconds for name, seconds in trial.stages.totals_s.items() if f"{name}_s" not in groups},
+    }
+    return figures | trial.peaks
