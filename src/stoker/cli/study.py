@@ -29,6 +29,7 @@ TableName = Literal[
     "item-times",
     "first-batches",
     "stages",
+    "breakdown",
     "utilisation",
     "accuracy",
     "largest-batch",
@@ -245,11 +246,16 @@ _MOST_ROWS = 40
 
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
     """What the study says in a sentence, above whatever table."""
+    from stoker.analysis.breakdown import dominant
     from stoker.analysis.frames import comparable
-    from stoker.report.views.study import finding_view, limit_finding_view
+    from stoker.report.views.study import finding_view, limit_finding_view, search_finding_view
     from stoker.studies.tables import rows_of
 
     is_limit = found.grid.kind == "limit"
+    if found.grid.kind == "search":
+        counts = rows_of(found.table("summary", by=by, trials=trials), labels)
+        sentences = [each.sentence for each in dominant(trials)] if trials.height else []
+        return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
     not_run = sum(machine.missing for machine in found.status().machines)

@@ -10,7 +10,7 @@ from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import Limit, Machine, Outcome, Plan, Record, Task, Trial
+from stoker.records import CandidateTrial, Limit, Machine, Outcome, Plan, Record, Task, Trial
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
 
@@ -74,10 +74,10 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
             problem=sentence,
             versions=_versions(None),
         )
-    if isinstance(record, Trial):
+    if isinstance(record, Trial | CandidateTrial):
         record = msgspec.structs.replace(record, task=record.task or task, when=record.when or began)
-    outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
-    problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
+    outcome: Outcome = record.outcome if isinstance(record, Trial | CandidateTrial) else "done"
+    problem = record.problem.sentence if isinstance(record, Trial | CandidateTrial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:
         outcome, problem = "failed", "no run of the plan finished within the budget"
     return Finished(
@@ -87,7 +87,7 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
         wall_s=perf_counter() - clock,
         problem=problem,
         document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
-        versions=_versions(record.machine if isinstance(record, Trial) else None),
+        versions=_versions(record.machine if isinstance(record, Trial | CandidateTrial) else None),
     )
 
 

@@ -4,17 +4,19 @@ from statistics import median
 from typing import Any
 
 from stoker.analysis.spans import steady
-from stoker.records import Limit, Plan, Record, Trial
+from stoker.records import CandidateTrial, Limit, Plan, Record, Trial
 
 
 def figures_of(record: Record) -> dict[str, Any]:
-    """The summary columns of a trial, a limit or a plan."""
+    """The summary columns of a trial, a limit, a plan or a candidate of a search."""
     if isinstance(record, Trial):
         return _of_trial(record)
     if isinstance(record, Limit):
         return _of_limit(record)
     if isinstance(record, Plan):
         return _of_plan(record)
+    if isinstance(record, CandidateTrial):
+        return _of_candidate(record)
     return {}
 
 
@@ -77,4 +79,40 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "first_batch_s": measured.first_batch_s if measured else None,
         "gain": plan.gain,
         "tuning_s": plan.seconds,
+    }
+
+
+def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
+    """Stages that add up to `seconds`, named as in the published figures. What Stoker does besides (dividing the model
+    into blocks, making the input of a part, resampling) has columns of its own and is no part of `seconds`."""
+    figures: dict[str, Any] = {
+        "model": trial.model,
+        "parameters": trial.parameters,
+        "blocks": trial.blocks,
+        "blocks_run": trial.blocks_run,
+        "interference": trial.interference,
+        "reference_s": median(trial.reference_s) if trial.reference_s else None,
+    }
+    if trial.outcome != "done":
+        return figures
+    totals = trial.stages.totals_s
+    stages = {
+        "prepare_model_s": totals["read"] + totals["build"] + totals["move"],
+        "prepare_data_s": totals["load"],
+        "copy_s": totals["copy"],
+        "forward_s": totals["infer"],
+        "score_s": totals["score"],
+    }
+    return {
+        **figures,
+        "seconds": sum(stages.values()),
+        "run_items": trial.items,
+        "items_per_s": trial.items / sum(stages.values()),
+        **stages,
+        "weights_read_s": sum(trial.stages.read_s),
+        "weights_resident": trial.stages.read_resident,
+        "divide_s": totals["split"],
+        "stored_input_s": totals["prefix"],
+        "candidate_s": trial.total_s,
+        **trial.peaks,
     }

@@ -4,7 +4,7 @@
 name = "my-grid"
 seed = 0
 repeats = 3
-kind = "profile"            # or "limit", "tune"
+kind = "profile"            # or "limit", "tune", "search"
 
 [fixed]
 mode = "infer"
@@ -126,6 +126,8 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
         common["device"] = cell["device"]
     if kind == "profile":
         return Task(**common, setting=_setting(cell), extent=_extent(cell))
+    if kind == "search":
+        return _candidate(cell, common)
     setting: dict[str, Any] = {
         name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell
     }
@@ -133,6 +135,22 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
     return Task(**common, setting=Setting(**setting), options=options)
+
+
+def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
+    """One candidate of a model search. Its options are named as those of a search; `batches` are so many whole batches
+    of items."""
+    spec: WorkloadSpec = common["workload"]
+    setting = _setting({name: cell[name] for name in ("batch_size", "num_workers", "precision") if name in cell})
+    batches = _count(cell, "batches")
+    if batches is not None:
+        spec = msgspec.structs.replace(spec, items=batches * setting.batch_size)
+    options = {name: value for name, value in cell.items() if name in ("part", "classes", "labels", "weights_cache")}
+    if "score" in cell:
+        options["scores"] = str(cell["score"])
+    if _count(cell, "classes") == 1:
+        raise InputError("classes must be at least 2, got 1: of one class there is nothing to tell apart")
+    return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, options=options)
 
 
 def check_cell(cell: Mapping[str, Value]) -> None:

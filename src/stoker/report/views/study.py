@@ -194,6 +194,12 @@ def limit_finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int
     return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
 
 
+def search_finding_view(sentences: Sequence[str], summary: Sequence[Row], not_run: int) -> RenderableType:
+    """The same for studies of what a search spends: which stage dominates at each number of items."""
+    lines = [Text(sentence, style="bold") for sentence in sentences]
+    return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
+
+
 def _split(summary: Sequence[Row]) -> list[str]:
     """The columns that name a part of the table: those before the counts."""
     names = list(summary[0]) if summary else ["workloads"]
