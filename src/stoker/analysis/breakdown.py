@@ -18,7 +18,7 @@ STAGES = {
 """The stages of one candidate, in the order in which they run, and what a sentence calls them."""
 _ON = ("workload", "data", "part", "items")
 """What two runs must have in common to be compared, where both of their tables have it."""
-_VARIED = ("batch_size", "num_workers", "classes", "score", "labels", "device", "weights_cache", "precision", "batches")
+_VARIED = ("batch_size", "num_workers", "classes", "scores", "labels", "device", "weights_cache", "precision", "batches")
 """What a study varies one at a time, away from its base case."""
 
 

@@ -54,7 +54,7 @@ SPLIT: tuple[str, ...] = (
     "method",
     "classes",
     "part",
-    "score",
+    "scores",
     "labels",
     "weights_cache",
 )

@@ -32,12 +32,14 @@ EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
-_SEARCH = ("batch_size", "num_workers", "precision", "batches", "part", "classes", "score", "labels", "weights_cache")
+SEARCH = ("part", "scores", "classes", "labels", "weights_cache")
+"""What only a candidate of a search has: options of its task."""
+_SEARCH = ("batch_size", "num_workers", "precision", "batches")
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
-    "search": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *_SEARCH))),
+    "search": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SEARCH, *_SEARCH))),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -142,7 +144,7 @@ def _device(text: str) -> None:
 _FORMS: dict[str, Callable[[str], object]] = {
     "family": str,
     "part": parse_part,
-    "score": _scores,
+    "scores": _scores,
     "workload": _workload,
     "data": _data,
     "weights": _weights,

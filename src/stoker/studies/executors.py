@@ -1,5 +1,6 @@
 """How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, Protocol
@@ -38,9 +39,28 @@ class Executor(Protocol):
         """Run a task to its end. Whatever becomes of it is an outcome; only an interrupt is raised."""
         ...
 
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: "OnFinished",
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """Run the candidates of a search, and give each result to `on_finished` with its place among the tasks, as soon
+        as it is there. Candidates may share what they read, so they come as one call; an executor with several machines
+        gives each a share. What becomes of a candidate is an outcome; what `on_finished` and `on_event` raise ends the
+        search."""
+        ...
+
     def stop(self) -> None:
         """End what runs in other threads: their `run` returns soon, and what it returns is of no interest."""
         ...
+
+
+OnFinished = Callable[[int, Finished], None]
+"""Takes the place of a task among those that were given, and what became of it."""
 
 
 class LocalExecutor:
@@ -55,8 +75,37 @@ class LocalExecutor:
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)
 
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        from stoker.ranking.worker import run_candidates
+
+        def ended(place: int, trial: CandidateTrial) -> None:
+            on_finished(place, finished_of(trial))
+
+        run_candidates(tasks, ended, host_memory_bytes=host_memory_bytes, timeout_s=timeout_s, on_event=on_event)
+
     def stop(self) -> None:
         child.stop()
+
+
+def finished_of(trial: CandidateTrial) -> Finished:
+    """A candidate of a search as a store keeps it."""
+    return Finished(
+        outcome=trial.outcome,
+        figures=figures_of(trial),
+        began=trial.when or datetime.now(UTC),
+        wall_s=trial.total_s,
+        problem=trial.problem.sentence if trial.problem else None,
+        document=msgspec.json.encode(labelled(trial, msgspec.to_builtins(trial))),
+        versions=_versions(trial.machine),
+    )
 
 
 def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | None = None) -> Finished:
@@ -74,10 +123,12 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
             problem=sentence,
             versions=_versions(None),
         )
-    if isinstance(record, Trial | CandidateTrial):
+    if isinstance(record, CandidateTrial):
+        return finished_of(record)
+    if isinstance(record, Trial):
         record = msgspec.structs.replace(record, task=record.task or task, when=record.when or began)
-    outcome: Outcome = record.outcome if isinstance(record, Trial | CandidateTrial) else "done"
-    problem = record.problem.sentence if isinstance(record, Trial | CandidateTrial) and record.problem else None
+    outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
+    problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:
         outcome, problem = "failed", "no run of the plan finished within the budget"
     return Finished(
@@ -87,7 +138,7 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
         wall_s=perf_counter() - clock,
         problem=problem,
         document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
-        versions=_versions(record.machine if isinstance(record, Trial | CandidateTrial) else None),
+        versions=_versions(record.machine if isinstance(record, Trial) else None),
     )
 
 
@@ -143,7 +194,15 @@ def _tune(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Plan
     )
 
 
-_RUN = {"profile": _profile, "limit": _limit, "tune": _tune}
+def _search(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> CandidateTrial:
+    from stoker.ranking.worker import run_candidates
+
+    found: list[CandidateTrial] = []
+    run_candidates([task], lambda _, trial: found.append(trial), timeout_s=timeout_s, on_event=on_event)
+    return found[0]
+
+
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search}
 
 
 def _spec(task: Task) -> Any:

@@ -86,10 +86,17 @@ def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
     """Stages that add up to `seconds`, named as in the published figures. What Stoker does besides (dividing the model
     into blocks, making the input of a part, resampling) has columns of its own and is no part of `seconds`."""
     figures: dict[str, Any] = {
+        "workload": trial.model,
         "model": trial.model,
+        "data": trial.data,
+        "mode": "infer",
+        "device": trial.device,
+        "part": trial.part,
+        "classes": trial.classes,
         "parameters": trial.parameters,
         "blocks": trial.blocks,
         "blocks_run": trial.blocks_run,
+        "feature_size": trial.feature_size,
         "interference": trial.interference,
         "reference_s": median(trial.reference_s) if trial.reference_s else None,
     }
@@ -107,7 +114,6 @@ def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
         **figures,
         "seconds": sum(stages.values()),
         "run_items": trial.items,
-        "items_per_s": trial.items / sum(stages.values()),
         **stages,
         "weights_read_s": sum(trial.stages.read_s),
         "weights_resident": trial.stages.read_resident,

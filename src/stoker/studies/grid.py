@@ -40,7 +40,7 @@ from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
-from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SETTING, Kind, Value, checked, nearest
+from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SEARCH, SETTING, Kind, Value, checked, nearest
 from stoker.units import parse_bytes, parse_seconds
 
 _TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
@@ -145,9 +145,7 @@ def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
     batches = _count(cell, "batches")
     if batches is not None:
         spec = msgspec.structs.replace(spec, items=batches * setting.batch_size)
-    options = {name: value for name, value in cell.items() if name in ("part", "classes", "labels", "weights_cache")}
-    if "score" in cell:
-        options["scores"] = str(cell["score"])
+    options = {name: cell[name] for name in SEARCH if name in cell}
     if _count(cell, "classes") == 1:
         raise InputError("classes must be at least 2, got 1: of one class there is nothing to tell apart")
     return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, options=options)

@@ -89,7 +89,7 @@ _IDENTITY = {"study", "kind", "task_key", "repeat", "attempt", "attempts", "mach
 _CIRCUMSTANCES = {"began", "wall_s", "problem", "torch", "stoker", "record"}
 _RESULTS = ("seconds", "max_batch", "steady_item_s")
 _AXES = tuple(dict.fromkeys(name for names in NAMES.values() for name in names if name not in _RESULTS))
-_MORE_AXES = ("family", "classes", "part", "score", "sleep_s", "pin_memory_device")
+_MORE_AXES = ("family", *SEARCH, "score", "sleep_s", "pin_memory_device")
 """Columns of other people's tables that tell tasks apart, as in `analysis.frames`."""
 _WHOLE = {
     *("items", "batches", "epochs", "batch_size", "num_workers", "prefetch_factor", "accumulate", "gpus"),
