@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import polars as pl
 
 from stoker.analysis.frames import current, stage_columns
+from stoker.analysis.series import Rows
 from stoker.errors import InputError
-from stoker.records import Record
+from stoker.records import CandidateTrial, Record
 
 STAGES = {
     "prepare_model": "preparing the model",
@@ -18,7 +19,7 @@ STAGES = {
 """The stages of one candidate, in the order in which they run, and what a sentence calls them."""
 _ON = ("workload", "data", "part", "items")
 """What two runs must have in common to be compared, where both of their tables have it."""
-_VARIED = ("batch_size", "num_workers", "classes", "scores", "labels", "device", "weights_cache", "precision", "batches")
+VARIED = ("batch_size", "num_workers", "classes", "scores", "labels", "device", "weights_cache", "precision", "batches")
 """What a study varies one at a time, away from its base case."""
 
 
@@ -33,10 +34,14 @@ class Dominance(Record, frozen=True):
     share: float
 
     @property
+    def name(self) -> str:
+        """What a sentence calls the stage."""
+        return STAGES.get(self.stage, self.stage)
+
+    @property
     def sentence(self) -> str:
         where = "the only model" if self.of == 1 else f"{self.models} of {self.of} models"
-        what = STAGES.get(self.stage, self.stage)
-        return f"at {self.items:,} items {what} takes the most time in {where}, {self.share:.0%} at the median"
+        return f"at {self.items:,} items {self.name} takes the most time in {where}, {self.share:.0%} at the median"
 
 
 def breakdown(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
@@ -67,10 +72,10 @@ def breakdown(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
     return found.with_columns(share).sort([*roles.cell, "_place"], nulls_last=True).select(names)
 
 
-def base_case(frame: pl.DataFrame) -> pl.DataFrame:
-    """The trials in which what is varied one at a time has its most frequent value."""
-    for name in _VARIED:
-        if name in frame.columns and frame.height:
+def base_case(frame: pl.DataFrame, *, but: Sequence[str] = ()) -> pl.DataFrame:
+    """The trials in which what is varied one at a time, `but` for these columns, has its most frequent value."""
+    for name in VARIED:
+        if name in frame.columns and frame.height and name not in but:
             usual = frame[name].value_counts().sort(["count", name], descending=[True, False], nulls_last=True)[name][0]
             frame = frame.filter(pl.col(name).eq_missing(pl.lit(usual, dtype=frame.schema[name])))
     return frame
@@ -101,6 +106,8 @@ def beside(ours: pl.DataFrame, theirs: pl.DataFrame) -> pl.DataFrame:
     `ours_s` and `theirs_s`, and both shares."""
     left, right = _by_run(ours), _by_run(theirs)
     on = [name for name in (*_ON, "stage") if name in left.columns and name in right.columns]
+    if "items" not in on:
+        return pl.DataFrame()
     both = left.join(right, on=on, suffix="_theirs", how="inner").rename(
         {"stage_s": "ours_s", "stage_s_theirs": "theirs_s", "share": "share_ours"}
     )
@@ -113,3 +120,31 @@ def _by_run(frame: pl.DataFrame) -> pl.DataFrame:
     stages = breakdown(base_case(frame))
     by = [name for name in (*_ON, "stage") if name in stages.columns]
     return stages.group_by(by).agg(pl.col("stage_s").median(), pl.col("share").median())
+
+
+def candidate_rows(candidates: Sequence[CandidateTrial]) -> Rows:
+    """What each candidate of a search spent, a row for each group of stages: model, stage, seconds, share. What belongs
+    to no stage is `other`. Candidates that failed are left out."""
+    rows: Rows = []
+    for trial in candidates:
+        if trial.outcome == "done":
+            spent = {**trial.stages.groups_s, "other": trial.other_s}
+            whole = sum(spent.values()) or 1.0
+            rows += [
+                {"model": trial.model, "stage": stage, "seconds": seconds, "share": seconds / whole}
+                for stage, seconds in spent.items()
+                if seconds > 0 or stage != "other"
+            ]
+    return rows
+
+
+def most_spent(candidates: Sequence[CandidateTrial]) -> tuple[str, float] | None:
+    """The group of stages on which a search spent most, and its share; None where no candidate is done."""
+    totals: dict[str, float] = {}
+    for row in candidate_rows(candidates):
+        totals[row["stage"]] = totals.get(row["stage"], 0.0) + row["seconds"]
+    whole = sum(totals.values())
+    if not whole:
+        return None
+    stage = max(totals, key=totals.__getitem__)
+    return stage, totals[stage] / whole

@@ -213,10 +213,11 @@ def show(
     db: DbOption = DEFAULT_DB,
     json: JsonOption = False,
 ) -> None:
-    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best."""
+    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best, of
+    search studies the stages."""
     from rich.console import Group
 
-    from stoker.report.views.study import stages_view, table_of
+    from stoker.report.views.study import breakdown_view, stages_view, table_of
     from stoker.studies.study import stored_study
     from stoker.studies.tables import rows_of, usual_table
 
@@ -236,7 +237,7 @@ def show(
     if json:
         deliver(rows, None, json=True, save=None)
         return
-    view = (stages_view if which == "stages" else table_of)(rows, limit=_MOST_ROWS)
+    view = {"stages": stages_view, "breakdown": breakdown_view}.get(which, table_of)(rows, limit=_MOST_ROWS)
     deliver(rows, Group(_finding(found, trials, labels, split), view), json=False, save=None)
 
 

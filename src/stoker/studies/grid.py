@@ -160,6 +160,8 @@ def check_cell(cell: Mapping[str, Value]) -> None:
             raise InputError(f"{name} goes with a model's name; {spec.spec} brings its own, so change it there")
     if source in ("cached", "cold") and cell.get("data") == "device":
         raise InputError(f"source {source} needs files, and data that is made on the device has none")
+    if "weights_cache" in cell and ("weights" in cell or spec.from_function):
+        raise InputError("weights_cache makes a file of random weights for a model's name; leave it or the weights out")
     if cell.get("validate") and device.startswith("sleep:"):
         raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
 

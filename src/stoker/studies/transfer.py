@@ -15,7 +15,7 @@ from stoker.atomic import write_whole
 from stoker.errors import InputError
 from stoker.records import Extent, Outcome, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.records.documents import SCHEMA
-from stoker.studies.axes import EXTENT, NAMES, SETTING
+from stoker.studies.axes import EXTENT, NAMES, SEARCH, SETTING
 from stoker.studies.figures import figures_of
 from stoker.studies.fingerprint import fingerprint
 from stoker.studies.grid import Grid

@@ -19,7 +19,7 @@ _MOST_PARTS = 6
 """A finding for each part of a table, up to so many."""
 _AXES = (
     *("machine", "data", "mode", "device", "source", "items", "batches", "epochs", "precision", "method"),
-    *("gpu_memory", "family"),
+    *("gpu_memory", "family", "classes", "scores", "labels", "weights_cache", "part"),
 )
 _COUNTS = ("models", "missing", "repeats", "settings", "outcome", "unpredicted", "unmeasured")
 """Columns that need no place in a table where they never change; axes not even in a table of one row."""
@@ -157,7 +157,34 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
     return any((row.get(name) or 0.0) >= _VISIBLE for row in rows)
 
 
-_STAGE = ("stage", "clock", "stage_s", "share")
+def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
+    """The stages of a search beside each other, a row for each cell: the median, and in brackets the least and the
+    most of its repeats."""
+    wide: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        cell = {name: value for name, value in row.items() if name not in _STAGE}
+        found = wide.setdefault(tuple(cell.values()), cell)
+        found[row["stage"].replace("_", " ")] = _spread(row)
+    cells = list(wide.values())
+    names = dict.fromkeys(name for row in cells for name in row)
+    several = any(row["repeats"] > 1 for row in rows)
+    said = "seconds, median (least–most) of the repeats" if several else "seconds"
+    return Group(
+        Text(said, style="dim"), table_of([{name: row.get(name) for name in names} for row in cells], limit=limit)
+    )
+
+
+def _spread(row: Row) -> str:
+    text = _brief(row["stage_s"])
+    return text if row["repeats"] < 2 else f"{text} ({_brief(row['low_s'])}–{_brief(row['high_s'])})"
+
+
+def _brief(seconds: float) -> str:
+    return f"{seconds:.3g}" if seconds < _LONG_S else f"{seconds:.0f}"
+
+
+_LONG_S = 100
+_STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
 """A stage that has less than this share everywhere has no column."""
 
