@@ -32,9 +32,9 @@ EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
-SEARCH = ("part", "scores", "classes", "labels", "weights_cache")
+SEARCH = ("part", "scores", "classes", "labels", "resamples", "weights_cache")
 """What only a candidate of a search has: options of its task."""
-_SEARCH = ("batch_size", "num_workers", "precision", "batches")
+_SEARCH = ("batch_size", "num_workers", "batches", "warmup")
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),

@@ -141,14 +141,15 @@ def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
     """One candidate of a model search. Its options are named as those of a search; `batches` are so many whole batches
     of items."""
     spec: WorkloadSpec = common["workload"]
-    setting = _setting({name: cell[name] for name in ("batch_size", "num_workers", "precision") if name in cell})
+    setting = _setting({name: cell[name] for name in ("batch_size", "num_workers") if name in cell})
     batches = _count(cell, "batches")
     if batches is not None:
         spec = msgspec.structs.replace(spec, items=batches * setting.batch_size)
     options = {name: cell[name] for name in SEARCH if name in cell}
     if _count(cell, "classes") == 1:
         raise InputError("classes must be at least 2, got 1: of one class there is nothing to tell apart")
-    return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, options=options)
+    extent = Extent(warmup=_count(cell, "warmup"))
+    return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, extent=extent, options=options)
 
 
 def check_cell(cell: Mapping[str, Value]) -> None:

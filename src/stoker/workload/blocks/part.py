@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from stoker.errors import InputError
-from stoker.records.part import Part, Unit
+from stoker.records.part import Part as Part
+from stoker.records.part import Unit
+from stoker.records.part import parse_part as parse_part
 from stoker.workload.blocks.block import Block, Composition, compose
 from stoker.workload.blocks.state import apply
 
