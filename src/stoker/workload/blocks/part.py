@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from stoker.errors import InputError
+from stoker.records.part import PARTS as PARTS
 from stoker.records.part import Part as Part
 from stoker.records.part import Unit
 from stoker.records.part import parse_part as parse_part
