@@ -48,7 +48,7 @@ def breakdown(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
     """A row for each stage of each cell: `stage_s`, the median of its repeats that are done, with `low_s` and `high_s`,
     the least and the most of them; `share` is the median's part of the sum of the cell's medians."""
     trials, roles = current(frame, by)
-    columns = [f"{name}_s" for name in STAGES if f"{name}_s" in stage_columns(trials)]
+    columns = _columns(trials)
     if not columns:
         raise InputError("the breakdown of a search needs columns of its stages, such as prepare_model_s")
     done = trials.filter(pl.col("outcome") == "done")
@@ -72,6 +72,15 @@ def breakdown(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame:
     return found.with_columns(share).sort([*roles.cell, "_place"], nulls_last=True).select(names)
 
 
+def has_stages(frame: pl.DataFrame) -> bool:
+    """Whether any run of a search was measured."""
+    return bool(_columns(frame))
+
+
+def _columns(frame: pl.DataFrame) -> list[str]:
+    return [f"{name}_s" for name in STAGES if f"{name}_s" in stage_columns(frame)]
+
+
 def base_case(frame: pl.DataFrame, *, but: Sequence[str] = ()) -> pl.DataFrame:
     """The trials in which what is varied one at a time, `but` for these columns, has its most frequent value."""
     for name in VARIED:
@@ -84,6 +93,8 @@ def base_case(frame: pl.DataFrame, *, but: Sequence[str] = ()) -> pl.DataFrame:
 def dominant(frame: pl.DataFrame, *, part: str = "full") -> list[Dominance]:
     """For each number of items of the base case: the stage that takes most in most models, of runs of this part of
     them. The shares of a model are the means over its kinds of data."""
+    if not has_stages(frame):
+        return []
     stages = breakdown(base_case(frame))
     if "items" not in stages.columns or not stages.height:
         return []
@@ -104,6 +115,8 @@ def dominant(frame: pl.DataFrame, *, part: str = "full") -> list[Dominance]:
 def beside(ours: pl.DataFrame, theirs: pl.DataFrame) -> pl.DataFrame:
     """The stages of runs that the base cases of two tables have in common: the same model, data, part and items.
     `ours_s` and `theirs_s`, and both shares."""
+    if not (has_stages(ours) and has_stages(theirs)):
+        return pl.DataFrame()
     left, right = _by_run(ours), _by_run(theirs)
     on = [name for name in (*_ON, "stage") if name in left.columns and name in right.columns]
     if "items" not in on:

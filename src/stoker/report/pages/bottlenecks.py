@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.analysis.breakdown import VARIED, base_case, beside, breakdown, dominant
+from stoker.analysis.breakdown import VARIED, base_case, beside, breakdown, dominant, has_stages
 from stoker.analysis.overview import Overview
 from stoker.analysis.series import Rows
 from stoker.report import charts
@@ -48,7 +48,7 @@ def bottleneck_sections(found: Overview, against: Sequence["Against"]) -> list[S
 
 def _rows(frame: "pl.DataFrame") -> Rows:
     """Stages as plain rows, with what a chart needs as text."""
-    if not frame.height:
+    if not has_stages(frame):
         return []
     rows = breakdown(frame).rename({"stage_s": "seconds"}).to_dicts()
     return [{**row, "part": row.get("part") or "full"} for row in rows]

@@ -72,49 +72,67 @@ def _answers(found: Ranking) -> list[str]:
         why = "is of different data sets" if ranked.static_mixed else "is not known for every candidate"
         sentences.append(f"The published accuracy {why}, so the scores are ranked alone.")
     if not ranked.resamples:
-        sentences.append("There are too few items for intervals: only equal ranks are ties.")
+        sentences.append("There are too few resamples for intervals: only equal ranks are ties.")
     return sentences
 
 
-def _ranked(found: Ranking) -> Table:
+def _ranked(found: Ranking) -> RenderableType:
+    """The order, with what decided it. More than two scores have a table of their own: they would not fit beside."""
     ranked = found.ranked
     assert ranked is not None
     shown = [each.score for each in ranked.models[0].scores]
+    together = len(shown) <= _BESIDE
+    table = _model_table(ranked.models, ("mean rank", "static", *(shown if together else ())))
+    scores = _model_table(ranked.models, shown)
+    for each in ranked.models:
+        figures = [_with_interval(score.value, score.low, score.high) for score in each.scores]
+        place = _place(each, ranked.models)
+        mean = _with_interval(each.mean_rank, each.low, each.high)
+        table.add_row(place, each.model, mean, _static(each), *(figures if together else ()))
+        scores.add_row(place, each.model, *figures)
+    return table if together else Group(table, scores)
+
+
+_BESIDE = 2
+"""Scores that fit beside a name in 80 columns, with their intervals."""
+
+
+def _model_table(models: Sequence[RankedModel], titles: Sequence[str]) -> Table:
     table = _table()
     table.add_column("place", justify="right", no_wrap=True)
-    table.add_column("model", overflow="fold")
-    table.add_column("mean rank", justify="right", no_wrap=True)
-    table.add_column("static", justify="right", no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("params", justify="right", no_wrap=True)
-    places = [each.place for each in ranked.models]
-    for each in ranked.models:
-        tie = "=" if places.count(each.place) > 1 else ""
-        table.add_row(
-            f"{tie}{each.place}",
-            each.model,
-            _with_interval(each.mean_rank, each.low, each.high, 2),
-            "–" if each.static.accuracy is None else f"{each.static.accuracy:.1f} %",
-            *(_with_interval(score.value, score.low, score.high, 3) for score in each.scores),
-            _millions(each),
-        )
+    table.add_column("model", overflow="fold", min_width=min(18, max(len(each.model) for each in models)))
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=title in ("mean rank", "static"))
     return table
 
 
-def _with_interval(value: float, low: float | None, high: float | None, digits: int) -> str:
-    text = _figure(value, digits)
-    return text if low is None or high is None else f"{text}\n{_figure(low, digits)} … {_figure(high, digits)}"
+def _place(model: RankedModel, models: Sequence[RankedModel]) -> str:
+    shared = sum(each.place == model.place for each in models) > 1
+    return f"{'=' if shared else ''}{model.place}"
+
+
+def _static(model: RankedModel) -> str:
+    """Published accuracy and parameters."""
+    accuracy = "–" if model.static.accuracy is None else f"{model.static.accuracy:.1f} %"
+    return accuracy if model.static.parameters is None else f"{accuracy}\n{_count(model.static.parameters)}"
+
+
+def _with_interval(value: float, low: float | None, high: float | None) -> str:
+    text = _figure(value, 3)
+    if low is None or high is None:
+        return text
+    digits = 2 if high - low >= _NARROW else 3
+    return f"{text}\n{_figure(low, digits)} … {_figure(high, digits)}"
+
+
+_NARROW = 0.05
+"""An interval that is narrower needs one digit more."""
 
 
 def _figure(value: float, digits: int) -> str:
     """Scores are near 1; one that is not is written with as many significant digits."""
-    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.{digits + 1}g}"
-
-
-def _millions(model: RankedModel) -> str:
-    count = model.static.parameters
-    return "–" if count is None else _count(count)
+    text = f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.{digits + 1}g}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 def _count(count: int) -> str:
