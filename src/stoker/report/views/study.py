@@ -158,32 +158,24 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
 
 
 def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
-    """The stages of a search beside each other, a row for each cell: the median, and in brackets the least and the
-    most of its repeats."""
+    """The stages of a search: of few cells a row for each stage, with the least and the most of the repeats; of many
+    cells the medians beside each other, a row for each cell."""
+    same = [name for name in ("batch_size", "num_workers") if len({row.get(name) for row in rows}) == 1]
+    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
     wide: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         cell = {name: value for name, value in row.items() if name not in _STAGE}
-        found = wide.setdefault(tuple(cell.values()), cell)
-        found[row["stage"].replace("_", " ")] = _spread(row)
-    cells = list(wide.values())
-    names = dict.fromkeys(name for row in cells for name in row)
-    several = any(row["repeats"] > 1 for row in rows)
-    said = "seconds, median (least–most) of the repeats" if several else "seconds"
-    return Group(
-        Text(said, style="dim"), table_of([{name: row.get(name) for name in names} for row in cells], limit=limit)
-    )
+        wide.setdefault(tuple(cell.values()), cell)[row["stage"] + "_s"] = row["stage_s"]
+    if len(wide) <= _FEW_CELLS:
+        names = {"stage_s": "median_s", "low_s": "least_s", "high_s": "most_s"}
+        found = [{names.get(name, name): value for name, value in row.items()} for row in rows]
+        return table_of([{**row, "stage": row["stage"].replace("_", " ")} for row in found], limit=limit)
+    said = Text("medians of the repeats; their least and most are in the report, and with --json", style="dim")
+    order = dict.fromkeys(name for cell in wide.values() for name in cell)
+    return Group(said, table_of([{name: cell.get(name) for name in order} for cell in wide.values()], limit=limit))
 
 
-def _spread(row: Row) -> str:
-    text = _brief(row["stage_s"])
-    return text if row["repeats"] < 2 else f"{text} ({_brief(row['low_s'])}–{_brief(row['high_s'])})"
-
-
-def _brief(seconds: float) -> str:
-    return f"{seconds:.3g}" if seconds < _LONG_S else f"{seconds:.0f}"
-
-
-_LONG_S = 100
+_FEW_CELLS = 8
 _STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
 """A stage that has less than this share everywhere has no column."""
