@@ -30,10 +30,10 @@ CATEGORIES = (
 """Okabe and Ito's palette, made for the colour-blind, with a readable yellow; two more by Paul Tol."""
 SEQUENTIAL: Final = "oranges"
 STAGES = {
-    "prepare_model": "#332288",
     "prepare": "#332288",
-    "prepare_data": "#d55e00",
+    "prepare model": "#332288",
     "load data": "#d55e00",
+    "prepare data": "#d55e00",
     "start": "#7f7f7f",
     "read": "#332288",
     "decode": "#0072b2",

@@ -51,7 +51,18 @@ def _rows(frame: "pl.DataFrame") -> Rows:
     if not has_stages(frame):
         return []
     rows = breakdown(frame).rename({"stage_s": "seconds"}).to_dicts()
-    return [{**row, "part": row.get("part") or "full"} for row in rows]
+    return _named([{**row, "part": row.get("part") or "full"} for row in rows])
+
+
+def _named(rows: Rows) -> Rows:
+    """With the stages as words, and without those that take no visible time anywhere."""
+    shares = ("share", "share_ours", "share_theirs")
+    seen = {row["stage"] for row in rows if any((row.get(name) or 0.0) > _VISIBLE for name in shares)}
+    return [{**row, "stage": _WORDS.get(row["stage"], row["stage"])} for row in rows if row["stage"] in seen]
+
+
+_WORDS = {"prepare_model": "prepare model", "prepare_data": "prepare data", "forward": "inference"}
+_VISIBLE = 0.001
 
 
 def _part_place(part: str) -> tuple[bool, float]:
@@ -181,7 +192,7 @@ def _beside(frame: "pl.DataFrame", other: "Against") -> Section:
     both = beside(frame, other.frame).to_dicts()
     if not both:
         return Section(title, tables=[Table("", ["nothing in common"], [["The two share no run of a model."]])])
-    both = [{**row, "part": row.get("part") or "full"} for row in both]
+    both = _named([{**row, "part": row.get("part") or "full"} for row in both])
     names = short_names(row["workload"] for row in both)
     both = [{**row, "workload": names[row["workload"]]} for row in both]
     said = [
@@ -248,7 +259,7 @@ def _table(frame: "pl.DataFrame") -> list[Table]:
     title = "Median, and in brackets the least and the most of the repeats"
     if len(lines) > _MOST_LINES:
         title += f"; the first {_MOST_LINES} of {len(lines):,} cells, `study export` has all"
-    head = ["run", *(name.replace("_", " ") for name in order)]
+    head = ["run", *order]
     return [Table(title, head, lines[:_MOST_LINES])] if lines else []
 
 

@@ -160,7 +160,9 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
 def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
     """The stages of a search: of few cells a row for each stage, with the least and the most of the repeats; of many
     cells the medians beside each other, a row for each cell."""
-    same = [name for name in ("batch_size", "num_workers") if len({row.get(name) for row in rows}) == 1]
+    present = [name for name in ("workload", "batch_size", "num_workers") if all(name in row for row in rows)]
+    same = [name for name in present if len({row[name] for row in rows}) == 1]
+    shared = Text(" · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same), style="dim")
     rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
     wide: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
@@ -169,10 +171,12 @@ def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> Renderab
     if len(wide) <= _FEW_CELLS:
         names = {"stage_s": "median_s", "low_s": "least_s", "high_s": "most_s"}
         found = [{names.get(name, name): value for name, value in row.items()} for row in rows]
-        return table_of([{**row, "stage": row["stage"].replace("_", " ")} for row in found], limit=limit)
+        found = [{**row, "stage": row["stage"].replace("_", " ")} for row in found]
+        return Group(*([shared] if same else []), table_of(found, limit=limit))
     said = Text("medians of the repeats; their least and most are in the report, and with --json", style="dim")
     order = dict.fromkeys(name for cell in wide.values() for name in cell)
-    return Group(said, table_of([{name: cell.get(name) for name in order} for cell in wide.values()], limit=limit))
+    found = [{name: cell.get(name) for name in order} for cell in wide.values()]
+    return Group(said, *([shared] if same else []), table_of(found, limit=limit))
 
 
 _FEW_CELLS = 8
