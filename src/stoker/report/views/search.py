@@ -45,6 +45,20 @@ def ranking_view(found: Ranking) -> RenderableType:
     return Group(*lines)
 
 
+def candidate_view(trial: CandidateTrial) -> RenderableType:
+    """One candidate: what it cost and scored, or why it failed."""
+    about = f" · {trial.data} · {format_count(trial.items, 'item')}, {trial.classes:,} classes · {trial.part}"
+    lines: list[RenderableType] = [Text.assemble((trial.model, "bold"), f"{about} · {trial.device}"), Text()]
+    lines += [Text(f"{each.score}: {_figure(each.value, 3)}") for each in trial.scores]
+    lines += [Text(f"{name} cannot be computed: {why}", style="yellow") for name, why in trial.score_problems.items()]
+    if trial.stages.batch_items:
+        lines += [_stages([trial]), *_setting_lines([trial])]
+    if trial.outcome != "done":
+        lines.append(Text(_failure(trial), style="red"))
+    lines += [Text(f"note: {note}", style="dim") for note in trial.notes]
+    return Group(*lines)
+
+
 def _headline(found: Ranking) -> Text:
     done = next((each for each in found.candidates if each.outcome == "done"), None)
     what = ""
