@@ -91,24 +91,34 @@ def _answers(found: Ranking) -> list[str]:
 
 
 def _ranked(found: Ranking) -> RenderableType:
-    """The order, with what decided it. More than two scores have a table of their own: they would not fit beside."""
-    ranked = found.ranked
-    assert ranked is not None
-    shown = [each.score for each in ranked.models[0].scores]
+    """The order, with what decided it. More than two scores have tables of their own: they would not fit beside."""
+    assert found.ranked is not None
+    models = found.ranked.models
+    shown = [each.score for each in models[0].scores]
     together = len(shown) <= _BESIDE
-    table = _model_table(ranked.models, ("mean rank", "static", *(shown if together else ())))
-    scores = _model_table(ranked.models, shown)
-    for each in ranked.models:
-        figures = [_with_interval(score.value, score.low, score.high) for score in each.scores]
-        place = _place(each, ranked.models)
+    table = _model_table(models, ("mean rank", "static", *(shown if together else ())))
+    for each in models:
+        figures = _score_cells(each, shown if together else ())
         mean = _with_interval(each.mean_rank, each.low, each.high)
-        table.add_row(place, each.model, mean, _static(each), *(figures if together else ()))
-        scores.add_row(place, each.model, *figures)
-    return table if together else Group(table, scores)
+        table.add_row(_place(each, models), each.model, mean, _static(each), *figures)
+    if together:
+        return table
+    more = []
+    for start in range(0, len(shown), _A_TABLE):
+        names = shown[start : start + _A_TABLE]
+        more.append(_model_table(models, names))
+        for each in models:
+            more[-1].add_row(_place(each, models), each.model, *_score_cells(each, names))
+    return Group(table, *more)
+
+
+def _score_cells(model: RankedModel, names: Sequence[str]) -> list[str]:
+    return [_with_interval(each.value, each.low, each.high) for each in model.scores if each.score in names]
 
 
 _BESIDE = 2
-"""Scores that fit beside a name in 80 columns, with their intervals."""
+_A_TABLE = 3
+"""Scores that fit beside a name in 80 columns, with their intervals: with the mean rank, and without."""
 
 
 def _model_table(models: Sequence[RankedModel], titles: Sequence[str]) -> Table:
@@ -116,7 +126,7 @@ def _model_table(models: Sequence[RankedModel], titles: Sequence[str]) -> Table:
     table.add_column("place", justify="right", no_wrap=True)
     table.add_column("model", overflow="fold", min_width=min(18, max(len(each.model) for each in models)))
     for title in titles:
-        table.add_column(title, justify="right", no_wrap=title in ("mean rank", "static"))
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
@@ -210,7 +220,7 @@ def _failure(trial: CandidateTrial) -> str:
 
 
 def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
 
 
 # ---------------------------------------------------------------- before it runs
