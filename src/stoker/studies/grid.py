@@ -273,8 +273,8 @@ class _Reader:
         )
         if grid.repeats < 1:
             self._fail("", "repeats", f"repeats must be at least 1, got {grid.repeats}")
-        if grid.timeout_s is not None and kind != "profile":
-            self._fail("", "timeout", f"timeout goes with kind profile; a grid of kind {kind} has none")
+        if grid.timeout_s is not None and kind not in ("profile", "search"):
+            self._fail("", "timeout", f"timeout goes with kind profile and search; a grid of kind {kind} has none")
         self._possible(grid)
         return grid
 
