@@ -16,6 +16,7 @@ from typing import Any
 import advice_tables
 import published_tables
 import script_tables
+import search_tables
 import study_tables
 from common import RESULTS, at, say, tried_sizes
 
@@ -529,7 +530,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-limit": output("limit"),
     "output-run": output("run"),
 }
-BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | study_tables.TABLES
+BLOCKS |= (
+    published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | search_tables.TABLES | study_tables.TABLES
+)
 
 
 def filled(text: str) -> str:

@@ -14,13 +14,14 @@ from stoker.report.pages import (
     machine_page,
     plan_page,
     prediction_page,
+    ranking_page,
     stalls_page,
     study_page,
     trial_page,
 )
 from stoker.report.pages.parts import RULES, counted, short_names
 from stoker.report.pages.study import Against, StudyAbout
-from tests.report.samples import HOSTILE, a_limit, a_plan, a_trial, all_pages, grid_page, probes, rows
+from tests.report.samples import HOSTILE, a_limit, a_plan, a_ranking, a_trial, all_pages, grid_page, probes, rows
 
 
 def titles(page: Page) -> str:
@@ -199,6 +200,81 @@ def test_machines_and_interrupted_tunings_have_pages() -> None:
     assert machine_page(trial.machine).cards[0].about == "CPUs"
     page = interrupted_page(InterruptedTune(interrupted=True, trials=(trial,)))
     assert page.notes[0].startswith("This tuning was interrupted. It had made no probes and one run.")
+
+
+def test_a_ranking_answers_first_and_says_who_is_tied() -> None:
+    page = ranking_page(a_ranking())
+    assert [card.about for card in page.cards] == ["best candidate", "ranked by", "most of the time", "failed"]
+    assert page.cards[0].answer == "resnet18"
+    assert "It cannot be told apart from resnet50" in page.cards[0].detail
+    assert page.cards[1].answer == "Static order, NLEEP and LogME"
+    assert "The scores add nothing" in page.cards[1].detail
+    assert page.cards[2].answer.startswith("Inference: ")
+    assert page.cards[3].answer == "1 of five candidates"
+    ranks = page.figures[0]
+    assert ranks.title == "Two candidates of 4 share the first place"
+    assert [row["model"] for row in ranks.rows] == ["resnet18", "resnet50", "mobilenet_v2", "vit_b_16"]
+    assert all(row["low"] <= row["mean_rank"] <= row["high"] for row in ranks.rows)
+
+
+def test_a_ranking_shows_what_each_candidate_spent_and_which_one_failed() -> None:
+    found = a_ranking()
+    page = ranking_page(found)
+    stacked = next(figure for figure in page.figures if figure.alt.startswith("Stages stacked"))
+    for trial in found.candidates[:-1]:
+        seconds = sum(row["seconds"] for row in stacked.rows if row["model"] == trial.model)
+        assert seconds == pytest.approx(trial.total_s, rel=1e-5)
+    failures = page.sections[-1]
+    assert failures.title == "What failed"
+    assert failures.tables[0].rows[0] == [
+        "resnet18@other.pt",
+        "failed",
+        "the weights file does not fit",
+        "name the model that it was saved from",
+    ]
+
+
+def test_a_ranking_without_static_figures_says_so() -> None:
+    page = ranking_page(a_ranking(static=False))
+    assert page.cards[1].answer == "NLEEP and LogME"
+    assert page.cards[1].detail.startswith("Without the static order: ")
+
+
+def test_a_search_without_any_result_has_a_page() -> None:
+    found = a_ranking()
+    failed = msgspec.structs.replace(found, ranked=None, candidates=found.candidates[-1:], stopped="interrupted")
+    page = ranking_page(failed)
+    assert [card.about for card in page.cards] == ["failed"]
+    assert page.notes == ["The search is not complete: interrupted."]
+    assert not page.figures
+
+
+def test_a_study_of_a_search_says_which_stage_dominates() -> None:
+    page = all_pages()["stages"]
+    assert [card.answer for card in page.cards] == [
+        "Preparing the model: 71 % of the time",
+        "Preparing the model: 40 % of the time",
+        "Inference: 78 % of the time",
+    ]
+    parts = next(figure for figure in page.figures if figure.title.startswith("9,216 items"))
+    published_parts = ["full", "last:75%", "last:50%", "last:25%", "last:3", "last:1"]
+    assert list(dict.fromkeys(row["part"] for row in parts.rows)) == published_parts
+
+
+def test_published_stages_stand_beside_those_of_the_preset() -> None:
+    frame = published.stage_trials()
+    ours = frame.with_columns(*(pl.col(f"{name}_s") * 3 for name in ("prepare_model", "forward")), machine=pl.lit("m"))
+    others = published_beside("search-bottlenecks-small", ours)
+    assert [each.name for each in others] == ["the published search-bottlenecks"]
+    assert published.MACHINE in others[0].about
+    page = study_page(ours, StudyAbout(name="s", kind="search"), against=others)
+    section = next(section for section in page.sections if section.title.startswith("Beside"))
+    assert "Here, at 96 items preparing the model" in section.text
+    assert "There, at 96 items preparing the model" in section.text
+    points = section.figures[1]
+    assert {round(row["ours_s"] / row["theirs_s"]) for row in points.rows} == {1, 3}
+    mine = ours.with_columns(pl.concat_str(pl.lit("my-"), name).alias(name) for name in ("model", "workload"))
+    assert published_beside("search-bottlenecks", mine) == []
 
 
 def test_names_are_short_and_stay_different() -> None:

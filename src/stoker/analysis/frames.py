@@ -54,7 +54,9 @@ SPLIT: tuple[str, ...] = (
     "method",
     "classes",
     "part",
-    "score",
+    "scores",
+    "labels",
+    "weights_cache",
 )
 MEASURES: tuple[str, ...] = (
     "seconds",
@@ -82,8 +84,12 @@ LOOP_STAGES: tuple[str, ...] = (
 """Stages on the clock of the loop, which add up to the whole run. Every other stage is on the clock of the workers."""
 COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
-NOT_STAGES = ("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s")
-"""Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, …."""
+NOT_STAGES = (
+    *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
+    *("read_s", "divide_s", "stored_input_s", "candidate_s"),
+)
+"""Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, of what comes
+before the stages of a candidate, …."""
 
 _ALWAYS = ("batch_size", "num_workers")
 _WHOLE = (

@@ -29,6 +29,7 @@ TableName = Literal[
     "item-times",
     "first-batches",
     "stages",
+    "breakdown",
     "utilisation",
     "accuracy",
     "largest-batch",
@@ -212,10 +213,11 @@ def show(
     db: DbOption = DEFAULT_DB,
     json: JsonOption = False,
 ) -> None:
-    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best."""
+    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best, of
+    search studies the stages."""
     from rich.console import Group
 
-    from stoker.report.views.study import stages_view, table_of
+    from stoker.report.views.study import breakdown_view, stages_view, table_of
     from stoker.studies.study import stored_study
     from stoker.studies.tables import rows_of, usual_table
 
@@ -235,7 +237,7 @@ def show(
     if json:
         deliver(rows, None, json=True, save=None)
         return
-    view = (stages_view if which == "stages" else table_of)(rows, limit=_MOST_ROWS)
+    view = {"stages": stages_view, "breakdown": breakdown_view}.get(which, table_of)(rows, limit=_MOST_ROWS)
     deliver(rows, Group(_finding(found, trials, labels, split), view), json=False, save=None)
 
 
@@ -245,11 +247,16 @@ _MOST_ROWS = 40
 
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
     """What the study says in a sentence, above whatever table."""
+    from stoker.analysis.breakdown import dominant
     from stoker.analysis.frames import comparable
-    from stoker.report.views.study import finding_view, limit_finding_view
+    from stoker.report.views.study import finding_view, limit_finding_view, search_finding_view
     from stoker.studies.tables import rows_of
 
     is_limit = found.grid.kind == "limit"
+    if found.grid.kind == "search":
+        counts = rows_of(found.table("summary", by=by, trials=trials), labels)
+        sentences = [each.sentence for each in dominant(trials)] if trials.height else []
+        return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
     not_run = sum(machine.missing for machine in found.status().machines)

@@ -18,6 +18,7 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    Ranking,
     Record,
     ScriptAnswer,
     Stalls,
@@ -79,6 +80,8 @@ def page_of(record: Record) -> Page:
             return pages.machine_page(record)
         case Convergence():
             return pages.convergence_page(record)
+        case Ranking():
+            return pages.ranking_page(record)
     raise InputError(f"a {type(record).__name__.lower()} has no report")
 
 
@@ -233,16 +236,20 @@ def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Again
 
 def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     """The published figures of the preset of this name, where the trials have settings in common with them."""
+    from stoker.analysis.breakdown import beside
     from stoker.analysis.overview import compared_rows
 
     name = study.removesuffix("-small")
     if name not in _TABLES or not frame.height or "workload" not in frame.columns:
         return []
     found = _published(name)
+    if name == _SEARCH:
+        return [found] if beside(frame, found.frame).height else []
     return [found] if compared_rows(frame, found.frame) else []
 
 
-_TABLES = ("batch-and-workers", "batch-impact", "data-loading", "inference-times", "max-batch")
+_SEARCH = "search-bottlenecks"
+_TABLES = ("batch-and-workers", "batch-impact", "data-loading", "inference-times", "max-batch", _SEARCH)
 """Presets whose runs the authors published as trials."""
 
 
@@ -256,6 +263,7 @@ def _published(name: str) -> "Against":
         "data-loading": published.loader_runs,
         "inference-times": published.inference_trials,
         "max-batch": published.max_batches,
+        _SEARCH: published.stage_trials,
     }
     about = (
         f"There: {published.MACHINE}. Their images are Imagenette's; Stoker's presets have synthetic ones. "
@@ -265,6 +273,8 @@ def _published(name: str) -> "Against":
         about += " Their times are the sum of all waits, ours those of the whole run."
     if name == "max-batch":
         about += " They tried powers of two only."
+    if name == _SEARCH:
+        about += " Each of their runs was done once; their split `75` is `last:25%` here."
     return Against(name=f"the published {name}", frame=tables[name](), about=about)
 
 

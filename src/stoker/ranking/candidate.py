@@ -23,18 +23,19 @@ from stoker.measure.session import outcome_of
 from stoker.ranking.features import Collected, FeatureTap
 from stoker.ranking.pace import Pace
 from stoker.ranking.reader import Reader
-from stoker.ranking.resampling import RESAMPLING, score_model
+from stoker.ranking.resampling import RESAMPLING, ResampleRules, score_model
 from stoker.ranking.scores import SCORES
 from stoker.ranking.states import StateStore
 from stoker.ranking.static import static_figure
 from stoker.ranking.supply import HostStore, Items, Loaded, Options, Supply, open_items, place_files
 from stoker.records import CandidateStages, CandidateTrial, ScoreSample, StaticFigure, Task, WeightsSource, WorkloadSpec
+from stoker.records.part import Part, parse_part
 from stoker.workload import calls, models
 from stoker.workload.batch import without_target
 from stoker.workload.blocks.block import Block, Blocks, run
 from stoker.workload.blocks.cost import describe as describe_blocks
 from stoker.workload.blocks.division import split
-from stoker.workload.blocks.part import Part, cut, joint, parse_part
+from stoker.workload.blocks.part import cut, joint
 from stoker.workload.blocks.state import item_count, rows
 from stoker.workload.spec import load
 from stoker.workload.workload import Workload
@@ -59,8 +60,9 @@ def run_candidate(task: Task, *, shared: Shared | None = None, on_event: OnEvent
     """Run one candidate in this process. What becomes of it is the trial's outcome; nothing is raised but interrupts.
 
     `task.kind` is "search". Its options are `part` (full), `scores` (nleep,logme; empty for none), `classes`, `labels`
-    (classes or random), and `batch_size`: "measured" chooses batch size and workers by measuring; otherwise those of
-    `task.setting` are used.
+    (classes or random), `resamples` (how many for intervals), and `batch_size`: "measured" chooses batch size and
+    workers by measuring; otherwise those of `task.setting` are used. An extent with a `warmup` runs so many batches
+    before those that are timed.
     """
     one = _Candidate(task, shared or Shared(), on_event or (lambda _: None))
     one.run()
@@ -134,6 +136,8 @@ class _Candidate:
         self._known["items_from"] = "memory" if self._task.extent.source == "memory" else supply.source
         extraction = self._extraction(model, part, supply)
         try:
+            if self._task.extent.warmup:
+                extraction.warm_up(self._task.extent.warmup)
             found = extraction.run()
         except BaseException:
             supply.abandon()
@@ -271,12 +275,16 @@ class _Candidate:
         if probabilities is not None:
             given |= {"source_probabilities": probabilities, "source_labels": probabilities.argmax(axis=1)}
         self._emit(Progress(what=f"{self._known['model']}: scoring", done=0, of=len(names)))
-        samples, problems = _scored(labels, given, names)
+        samples, problems = _scored(labels, given, names, self._rules())
         self._stages["score_s"] = {each.score: each.seconds for each in samples}
         self._stages["resample_s"] = {each.score: each.resample_s for each in samples}
         self._known |= {"scores": tuple(samples), "score_problems": problems}
         if not samples:
             raise InputError(next(iter(problems.values())))
+
+    def _rules(self) -> ResampleRules:
+        asked = self._task.options.get("resamples")
+        return RESAMPLING if asked is None else msgspec.structs.replace(RESAMPLING, resamples=int(asked))
 
     def _say(self, what: str, done: int, of: int | None) -> None:
         """Report progress, at most ten times a second: an event costs a system call."""
@@ -330,6 +338,13 @@ class _Extraction:
             skipped = f": none of {self._skipped} could be read" if self._skipped else ""
             raise InputError(f"the set {self._supply.items.name} gives no items{skipped}")
         return self._found
+
+    def warm_up(self, batches: int) -> None:
+        """Run the first batch a few times, untimed: a model's first batch costs more than the others."""
+        loaded = self._supply.peek(self._task.setting.batch_size)
+        for _ in range(batches):
+            self._runs(_moved(self._prefixed(loaded).inputs, self._device))
+        self._settle()
 
     def samples(self) -> dict[str, Any]:
         return {
@@ -473,11 +488,13 @@ class _Extraction:
         return loaded.labels
 
 
-def _scored(labels: Any, given: dict[str, Any], names: Sequence[str]) -> tuple[tuple[ScoreSample, ...], dict[str, str]]:
+def _scored(
+    labels: Any, given: dict[str, Any], names: Sequence[str], rules: ResampleRules
+) -> tuple[tuple[ScoreSample, ...], dict[str, str]]:
     """The scores, and the sentence of each that cannot be computed. All are computed in one call, so that they share
     the time of their subsets; only where that fails, one after another shows which cannot be."""
     try:
-        return score_model(labels, **given, scores=names), {}
+        return score_model(labels, **given, scores=names, rules=rules), {}
     except InputError:
         problems: dict[str, str] = {}
     for name in names:
@@ -486,7 +503,7 @@ def _scored(labels: Any, given: dict[str, Any], names: Sequence[str]) -> tuple[t
         except InputError as error:
             problems[name] = str(error)
     good = tuple(name for name in names if name not in problems)
-    return (score_model(labels, **given, scores=good) if good else ()), problems
+    return (score_model(labels, **given, scores=good, rules=rules) if good else ()), problems
 
 
 def score_names(text: str) -> tuple[str, ...]:

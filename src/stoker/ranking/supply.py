@@ -95,8 +95,12 @@ class Options(NamedTuple):
 
 
 def random_labels(count: int, classes: int) -> NDArray[np.int64]:
-    """Labels that mean nothing: as many of each class as of the others, in random order, always the same."""
-    return np.random.default_rng(0).permutation(np.arange(count, dtype=np.int64) % classes)
+    """Labels that mean nothing, always the same: as many of each class as of the others, in random order. Where not
+    every class can have two items, each item's class is drawn: a score can test nothing on single items."""
+    random = np.random.default_rng(0)
+    if count < 2 * classes:
+        return random.integers(classes, size=count)
+    return random.permutation(np.arange(count, dtype=np.int64) % classes)
 
 
 DEFAULT_CLASSES = 100

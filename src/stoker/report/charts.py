@@ -30,6 +30,10 @@ CATEGORIES = (
 """Okabe and Ito's palette, made for the colour-blind, with a readable yellow; two more by Paul Tol."""
 SEQUENTIAL: Final = "oranges"
 STAGES = {
+    "prepare": "#332288",
+    "prepare model": "#332288",
+    "load data": "#d55e00",
+    "prepare data": "#d55e00",
     "start": "#7f7f7f",
     "read": "#332288",
     "decode": "#0072b2",
@@ -44,6 +48,7 @@ STAGES = {
     "backward": "#117733",
     "update": "#cc79a7",
     "step": "#009e73",
+    "inference": "#009e73",
     "score": "#aa4499",
     "stop": "#bbbbbb",
     "other": "#dddddd",
@@ -263,6 +268,7 @@ def stage_bars(rows: Rows, *, x: str, x_title: str, facet: str | None = None, no
         alt.Tooltip("stage:N"),
         alt.Tooltip("seconds:Q", format=",.4~g"),
         *([alt.Tooltip("share:Q", format=".1%")] if _has(rows, "share") else []),
+        *(alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("low_s", "high_s") if _has(rows, name)),
     ]
     chart = (
         alt.Chart()
@@ -338,6 +344,41 @@ def ratios(rows: Rows) -> Spec:
     height = max(60, 17 * max((sum(1 for r in rows if r["axis"] == a) for a in {r["axis"] for r in rows}), default=1))
     chart = alt.layer(spread, points).properties(width=300, height=min(height, 260))
     return _finished(chart, rows=rows, facet="axis", columns=3, independent_y=True)
+
+
+def rank_intervals(rows: Rows) -> Spec:
+    """The mean rank of each `model` as a point with its interval, the best on top; of the first place in a colour of
+    its own. Rows come sorted, with `mean_rank`, `place`, and where they are known `low` and `high`."""
+    return _intervals(rows, x="mean_rank", title="mean rank (1 is best)", first=True)
+
+
+def score_intervals(rows: Rows) -> Spec:
+    """The `value` of each `score` of each `model` with its interval, a panel a score."""
+    return _intervals(rows, x="value", title="score", facet="score")
+
+
+def _intervals(rows: Rows, *, x: str, title: str, facet: str | None = None, first: bool = False) -> Spec:
+    tips = [
+        *_facet_tip(facet),
+        alt.Tooltip("model:N"),
+        alt.Tooltip(f"{x}:Q", title=title, format=",.4~g"),
+        *(alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("low", "high") if _has(rows, name)),
+    ]
+    y = alt.Y("model:N", sort=_order(rows, "model"), title=None, axis=alt.Axis(labelLimit=200))
+    base = alt.Chart().encode(y=y, tooltip=tips)
+    scale = alt.Scale(zero=False, nice=True)
+    axis = alt.Axis(grid=True, tickCount=5)
+    layers: list[Any] = []
+    if _has(rows, "low"):
+        rule = base.mark_rule(color="#8c959f", strokeWidth=2)
+        layers.append(rule.encode(x=alt.X("low:Q", title=title, scale=scale, axis=axis), x2="high:Q"))
+    shade = alt.condition("datum.place == 1", alt.value(CATEGORIES[2]), alt.value(CATEGORIES[0]))
+    colour: Any = shade if first else alt.value(CATEGORIES[0])
+    points = base.mark_circle(size=70, opacity=1)
+    layers.append(points.encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), color=colour))
+    width = 180 if facet else 420
+    chart = alt.layer(*layers).properties(width=width, height=_height(rows, "model"))
+    return _finished(chart, rows=rows, facet=facet, columns=3, independent_x=bool(facet))
 
 
 def landscape(rows: Rows) -> Spec:
@@ -570,7 +611,13 @@ def _height(rows: Rows, label: str) -> int:
 
 
 def _finished(
-    chart: Any, *, rows: Rows = (), facet: str | None = None, columns: int = 4, independent_y: bool = False
+    chart: Any,
+    *,
+    rows: Rows = (),
+    facet: str | None = None,
+    columns: int = 4,
+    independent_x: bool = False,
+    independent_y: bool = False,
 ) -> Spec:
     """The chart with the look that all charts share, its generated names made the same in every process."""
     if facet:
@@ -582,8 +629,10 @@ def _finished(
             labelColor=INK,
             labelExpr=_two_lines(int(chart.width)),
         )
-        panels = alt.Facet(f"{facet}:N", header=header, sort=None)
+        panels = alt.Facet(f"{facet}:N", header=header, sort=_order(rows, facet))
         chart = chart.facet(facet=panels, data=alt.NamedData(name=DATA), columns=columns, spacing=16)
+        if independent_x:
+            chart = chart.resolve_scale(x="independent")
         if independent_y:
             chart = chart.resolve_scale(y="independent")
     spec: Spec = chart.to_dict(validate=False)

@@ -12,7 +12,9 @@ from msgspec.structs import fields
 
 from stoker.errors import InputError
 from stoker.memory.trace.gpus import architecture
+from stoker.ranking.scores import SCORES
 from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
+from stoker.records.part import parse_part
 from stoker.records.task import StartMethod
 from stoker.tuning.request import parse_current
 from stoker.units import parse_bytes, parse_seconds
@@ -30,13 +32,14 @@ EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
-SEARCH = ("part", "scores", "classes", "labels")
+SEARCH = ("part", "scores", "classes", "labels", "resamples", "weights_cache")
 """What only a candidate of a search has: options of its task."""
+_SEARCH = ("batch_size", "num_workers", "batches", "warmup")
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
-    "search": tuple(dict.fromkeys((*COMMON, *LABELS, *SEARCH, *SETTING, *EXTENT))),
+    "search": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SEARCH, *_SEARCH))),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -48,6 +51,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "method": METHODS,
     "optimizer": get_args(OptimizerName),
     "planner": get_args(Planner),
+    "labels": ("classes", "random"),
+    "weights_cache": ("warm", "cold"),
 }
 _FLAGS = (
     *("pin_memory", "persistent_workers", "in_order", "channels_last", "compile", "cudnn_benchmark"),
@@ -121,6 +126,15 @@ def _weights(text: str) -> None:
         raise InputError(f"there is no file {text!r}")
 
 
+def _scores(text: str) -> None:
+    """Raise InputError unless the text names one or more scores of features, separated by commas."""
+    for name in text.split(","):
+        if name.strip() not in SCORES:
+            raise InputError(
+                f"there is no score {name.strip()!r}{nearest(name, SCORES)}; choose from {', '.join(SCORES)}"
+            )
+
+
 def _device(text: str) -> None:
     if not _DEVICE.fullmatch(text):
         known = ("auto", "cpu", "cuda", "cuda:0", "sleep:20ms")
@@ -129,6 +143,8 @@ def _device(text: str) -> None:
 
 _FORMS: dict[str, Callable[[str], object]] = {
     "family": str,
+    "part": parse_part,
+    "scores": _scores,
     "workload": _workload,
     "data": _data,
     "weights": _weights,

@@ -11,7 +11,7 @@ from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import CandidateTrial, Limit, Machine, Outcome, Plan, Record, Task, Trial
+from stoker.records import CandidateTrial, Limit, Machine, Outcome, Plan, Record, Task, Trial, WorkloadSpec
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
 
@@ -199,8 +199,23 @@ def _search(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Ca
     from stoker.ranking.worker import run_candidates
 
     found: list[CandidateTrial] = []
-    run_candidates([task], lambda _, trial: found.append(trial), timeout_s=timeout_s, on_event=on_event)
-    return found[0]
+    asked = _with_weights(task)
+    run_candidates([asked], lambda _, trial: found.append(trial), timeout_s=timeout_s, on_event=on_event)
+    return msgspec.structs.replace(found[0], task=task)
+
+
+def _with_weights(task: Task) -> Task:
+    """The task with a weights file, where `weights_cache` asks for one. The study's own task names no file: it is the
+    same on every machine."""
+    options = dict(task.options)
+    cache = options.pop("weights_cache", None)
+    spec: WorkloadSpec = _spec(task)
+    if cache is None or spec.weights is not None:
+        return msgspec.structs.replace(task, options=options)
+    from stoker.studies.weights import weights_file
+
+    spec = msgspec.structs.replace(spec, weights=str(weights_file(spec.spec, str(cache))))
+    return msgspec.structs.replace(task, workload=spec, options=options)
 
 
 _RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search}

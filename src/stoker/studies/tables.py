@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from stoker.analysis.accuracy import prediction_accuracy
+from stoker.analysis.breakdown import breakdown, has_stages
 from stoker.analysis.effects import effects
 from stoker.analysis.frames import comparable, normalised, roles_of, stage_columns
 from stoker.analysis.regret import batch_limits, best, largest_batch, leave_one_out, one_for_all, regret, top_counts
@@ -33,6 +34,7 @@ TABLES: dict[str, Callable[..., pl.DataFrame]] = {
     "item-times": item_times,
     "first-batches": first_batches,
     "stages": stage_shares,
+    "breakdown": breakdown,
     "utilisation": utilisation,
     "accuracy": prediction_accuracy,
     "summary": summary,
@@ -53,6 +55,8 @@ def made(name: str, trials: pl.DataFrame, *, by: Sequence[str] = (), **more: Any
 
 def usual_table(kind: str, trials: pl.DataFrame) -> str:
     """The table that answers what a study of this kind asks, given what its trials have."""
+    if kind == "search":
+        return "breakdown" if has_stages(trials) else "summary"
     if kind != "profile":
         return {"limit": "largest-batch", "tune": "best"}[kind]
     if not trials.height:

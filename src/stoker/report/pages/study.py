@@ -9,6 +9,7 @@ from stoker.analysis.series import Rows, setting_text, wait_rows
 from stoker.records import Record, Trial
 from stoker.report import charts
 from stoker.report.html import Card, Figure, Page, Section, Table
+from stoker.report.pages.bottlenecks import bottleneck_cards, bottleneck_sections
 from stoker.report.pages.parts import RULES, capital, counted, figure, fold, percent, short_names, times
 from stoker.report.pages.trial import gauge_figure, timeline_figure
 from stoker.units import format_seconds
@@ -57,6 +58,11 @@ def study_page(
         notes = [*running, "No trial has finished yet."]
         return Page("study", about.name, about.title, (), (), _facts(about, None), notes, reload_s)
     found = Overview(_short(frame), machines=about.machines)
+    if about.kind == "search":
+        sections = [*bottleneck_sections(found, against), _failures(found)]
+        cards, notes = bottleneck_cards(found), running
+        drawn = [section for section in sections if section.figures or section.tables]
+        return Page("study", about.name, _subtitle(found, about), cards, drawn, _facts(about, found), notes, reload_s)
     sections = [
         _limits(found, about),
         _which(found),
