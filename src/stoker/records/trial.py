@@ -73,7 +73,9 @@ class Gauge(Record, frozen=True):
 class Timeline(Record, frozen=True):
     """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
 
-    `items` counts each batch; `batches` and `epoch_s` each epoch.
+    `items` counts each batch; `batches` and `epoch_s` each epoch. Where ranks train together, `handed_s` says when this
+    one handed over the last gradients of each step, and `exchanged_s` when it had those of all ranks. Both are alike
+    for a batch without an exchange.
     """
 
     asked_s: tuple[float, ...] = ()
@@ -82,6 +84,8 @@ class Timeline(Record, frozen=True):
     items: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     epoch_s: tuple[float, ...] = ()
+    handed_s: tuple[float, ...] = ()
+    exchanged_s: tuple[float, ...] = ()
 
 
 class WorkerLog(Record, frozen=True):
@@ -107,13 +111,29 @@ class WorkerLog(Record, frozen=True):
         return max(0.0, 1 - (sum(self.cpu_s) + sum(self.delay_s)) / span_s) if span_s > 0 else 0.0
 
 
+class RankLog(Record, frozen=True):
+    """What one of several ranks did, as a trial of one process would keep it. Moments count from the start of the whole
+    run. `items` are this rank's alone."""
+
+    rank: int
+    items: int
+    total_s: float
+    start_s: float
+    stages: dict[str, Stage]
+    timeline: Timeline = Timeline()
+    workers: WorkerLog = WorkerLog()
+    peaks: dict[str, int] = field(default_factory=dict)
+
+
 class Problem(Record, frozen=True):
-    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do."""
+    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do. `rank`
+    is the rank that it happened in, where there are several."""
 
     sentence: str
     where: str | None = None
     remedy: str | None = None
     detail: str | None = None
+    rank: int | None = None
 
 
 class Trial(Record, frozen=True):
@@ -125,6 +145,9 @@ class Trial(Record, frozen=True):
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
+
+    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`, which
+    the others wait for most, and `ranks` has every one's.
     """
 
     outcome: Outcome
@@ -152,6 +175,8 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
+    ranks: tuple[RankLog, ...] = ()
+    pace_rank: int | None = None
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""

@@ -13,7 +13,7 @@ from msgspec.structs import fields
 from stoker.errors import InputError
 from stoker.memory.trace.gpus import architecture
 from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
-from stoker.records.task import StartMethod
+from stoker.records.task import Parallel, StartMethod
 from stoker.tuning.request import parse_current
 from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
@@ -42,6 +42,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "source": get_args(get_type_hints(Extent)["source"]),
     "multiprocessing_context": get_args(StartMethod),
+    "parallel": get_args(Parallel),
     "method": METHODS,
     "optimizer": get_args(OptimizerName),
     "planner": get_args(Planner),
