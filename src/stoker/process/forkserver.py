@@ -173,13 +173,24 @@ def kill_group(pid: int) -> None:
             continue
 
 
+_stacks: int | None = None
+
+
+def stacks_file() -> int | None:
+    """The open file into which this process and those below it write where they stand, at SIGUSR1; None in a process
+    that is no child."""
+    return _stacks
+
+
 def run_child(connection: socket.socket, events: int, stacks: int, *standard: int) -> None:
     """Be the child: read the call, make it, report, and exit without running anybody's exit handlers."""
     os.setsid()
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
+    global _stacks
+    _stacks = stacks
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     try:
         write_outcome(events, lambda: _make_call(connection, lambda event: write_frame(events, EVENT, encode(event))))
@@ -211,8 +222,8 @@ def _received(connection: socket.socket) -> bytearray:
     return data
 
 
-def _die_with_parent() -> None:
-    """On Linux, have the kernel kill this child when the server is gone."""
+def die_with_parent() -> None:
+    """On Linux, have the kernel kill this process when the one that forked it is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:

@@ -73,9 +73,7 @@ class Gauge(Record, frozen=True):
 class Timeline(Record, frozen=True):
     """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
 
-    `items` counts each batch; `batches` and `epoch_s` each epoch. Where ranks train together, `handed_s` says when this
-    one handed over the last gradients of each step, and `exchanged_s` when it had those of all ranks. Both are alike
-    for a batch without an exchange.
+    `items` counts each batch; `batches` and `epoch_s` each epoch.
     """
 
     asked_s: tuple[float, ...] = ()
@@ -84,8 +82,6 @@ class Timeline(Record, frozen=True):
     items: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     epoch_s: tuple[float, ...] = ()
-    handed_s: tuple[float, ...] = ()
-    exchanged_s: tuple[float, ...] = ()
 
 
 class WorkerLog(Record, frozen=True):
