@@ -250,7 +250,10 @@ def killed(notes: Path) -> Iterator[Any]:
         assert trial.problem.rank == rank
         assert signal.Signals(number).name in trial.problem.sentence
         assert killer.addresses <= {"127.0.0.1", "::1"}, "nothing listens beyond this machine"
-        assert not [pid for pid in killer.pids if psutil.pid_exists(pid)]
+        until = time.monotonic() + 5  # the system reaps what it has killed
+        while time.monotonic() < until and (left := [pid for pid in killer.pids if psutil.pid_exists(pid)]):
+            time.sleep(0.05)
+        assert not left
         assert surroundings() == before
 
     yield kill

@@ -32,11 +32,15 @@ def spend(seconds: float) -> None:
 
 
 def note(name: str, text: str) -> None:
-    """Write into the folder that the caller named."""
+    """Write into the folder that the caller named. The file stays open: to open it would be a delay of its own."""
     folder = os.environ.get("RANKED_NOTES")
     if folder:
-        with (Path(folder) / name).open("a") as file:
-            file.write(text)
+        if name not in _files:
+            _files[name] = os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(_files[name], text.encode())
+
+
+_files: dict[str, int] = {}
 
 
 class Numbers(Dataset[Any]):
@@ -204,11 +208,11 @@ def _count() -> int:
 
 
 def gone_before_it_begins() -> stoker.Workload:
-    """The model cannot be made in one rank."""
+    """The optimizer cannot be made in one rank."""
 
-    def make() -> torch.nn.Module:
+    def make(parameters: Any) -> Any:
         if rank() == SLOW:
             raise FileNotFoundError("no checkpoint here")
-        return model()
+        return torch.optim.SGD(parameters, lr=0.1)
 
-    return with_data(Numbers).with_(model=make)
+    return with_data(Numbers, optimizer=make)

@@ -230,26 +230,26 @@ def _bound(
         return size if size is not None else wanted
     batch_size = 1 if workload.batched else setting.batch_size
     options["batch_size"] = None if workload.batched else batch_size
-    source = workload.sampler if workload.sampler is not None else dataset
-    all_items = len(source) if isinstance(source, Sized) else None
-    if all_items == 0:
+    sampler = None if workload.sampler is None else shared(workload.sampler, share)
+    source = dataset if sampler is None else sampler
+    count = len(source) if isinstance(source, Sized) else None
+    if count == 0:
         raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
-    size = None if all_items is None else share.size(all_items)
+    size = share.size(count) if sampler is None and count is not None else count
     whole = None if size is None else -(-size // batch_size)
     if workload.drop_last and size is not None and size > batch_size:
         whole = size // batch_size
     if size is not None and whole is not None and not workload.batched:
         _note_small_set(size, whole, batch_size, wanted, notes)
     batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
-    count = min(size or batches * batch_size, batches * batch_size) if batches else None
-    if workload.sampler is not None:
-        sampler = shared(workload.sampler, share)
-        options["sampler"] = Bounded(sampler, count) if count else sampler
+    most = min(size or batches * batch_size, batches * batch_size) if batches else None
+    if sampler is not None:
+        options["sampler"] = Bounded(sampler, most) if most else sampler
     else:
         shuffles = mode == "train" if workload.shuffle is None else workload.shuffle
-        if all_items is None or count is None:
+        if count is None or most is None:
             raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
-        options["sampler"] = Order(all_items, count, shuffle=shuffles, seed=seed, share=share)
+        options["sampler"] = Order(count, most, shuffle=shuffles, seed=seed, share=share)
     return batches
 
 

@@ -23,7 +23,8 @@ from stoker.events import AnyEvent, BatchDone, ClockRead, JobTaken, LoopReady, O
 from stoker.machine.host import out_of_memory_kills
 from stoker.measure.group import Place, Steps, lost_another, remedy_of
 from stoker.measure.interference import InterferenceGauge
-from stoker.process import child, failures, forkserver
+from stoker.process import child, failures, stacks
+from stoker.process.forkserver import die_with_parent
 from stoker.process.tree import family
 from stoker.process.wire import EVENT, Failure, FrameReader, read_outcome, write_frame, write_outcome
 from stoker.records import Outcome, Problem, RankLog, Record, Subject, Trial, encode
@@ -47,8 +48,6 @@ class RankRules(Record, frozen=True):
     """After a failure, how long other ranks may say that theirs came first."""
     leave_s: float = 5.0
     """How long the processes of ranks that are done may take to end."""
-    stacks_s: float = 0.5
-    """How long a process may take to write where it stands."""
 
 
 RULES = RankRules()
@@ -390,7 +389,7 @@ class _HangWatch:
         if waited_s < max(RULES.hang_s, RULES.hang_times * self._longest_s):
             return None
         limit = f"rank {late.rank}: nothing happened for {format_seconds(waited_s)}, and the other ranks wait for it"
-        return msgspec.structs.replace(failures.of_hang(_stacks(late.pid), limit), rank=late.rank)
+        return msgspec.structs.replace(failures.of_hang(stacks.of_process(late.pid), limit), rank=late.rank)
 
 
 def _is_stopped(pid: int) -> bool:
@@ -400,27 +399,13 @@ def _is_stopped(pid: int) -> bool:
         return False
 
 
-def _stacks(pid: int) -> str:
-    """Where a process and its workers stand."""
-    fd = forkserver.stacks_file()
-    if fd is None:
-        return ""
-    before = os.fstat(fd).st_size
-    for each in reversed(family(pid)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(each, signal.SIGUSR1)
-        sleep(RULES.stacks_s / 5)
-    sleep(RULES.stacks_s)
-    return os.pread(fd, 1 << 17, before).decode(errors="replace")
-
-
 # ---------------------------------------------------------------- in a rank
 
 
 def _be_rank(place: Place, steps: Steps, run_rank: RunRank, up: int, down: int) -> None:
     """Run one rank, report its trial, wait until all have, and exit."""
     try:
-        forkserver.die_with_parent()
+        die_with_parent()
         with os.fdopen(down, "rb", buffering=0) as pipe:
             write_outcome(up, lambda: run_rank(place, steps, pipe, lambda event: write_frame(up, EVENT, encode(event))))
             pipe.readline()

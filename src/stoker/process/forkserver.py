@@ -10,7 +10,6 @@ killed; when the control socket closes, all children are killed.
 
 import contextlib
 import ctypes
-import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from typing import Any
 import msgspec
 
 from stoker.events import OnEvent
+from stoker.process.stacks import write_into as write_stacks_into
 from stoker.process.wire import EVENT, receive, write_frame, write_outcome
 from stoker.records import encode
 
@@ -173,15 +173,6 @@ def kill_group(pid: int) -> None:
             continue
 
 
-_stacks: int | None = None
-
-
-def stacks_file() -> int | None:
-    """The open file into which this process and those below it write where they stand, at SIGUSR1; None in a process
-    that is no child."""
-    return _stacks
-
-
 def run_child(connection: socket.socket, events: int, stacks: int, *standard: int) -> None:
     """Be the child: read the call, make it, report, and exit without running anybody's exit handlers."""
     os.setsid()
@@ -189,9 +180,7 @@ def run_child(connection: socket.socket, events: int, stacks: int, *standard: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
-    global _stacks
-    _stacks = stacks
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    write_stacks_into(stacks)
     try:
         write_outcome(events, lambda: _make_call(connection, lambda event: write_frame(events, EVENT, encode(event))))
     finally:
