@@ -50,13 +50,13 @@ def numbers(file: Path) -> list[float]:
 def test_ranks_share_the_items_and_exchange_their_gradients() -> None:
     trial = run("even", setting=Setting(batch_size=4, num_workers=1, ranks=2))
     assert trial.outcome == "done", trial.problem
-    assert [log.rank for log in trial.ranks] == [0, 1]
-    assert [log.items for log in trial.ranks] == [44, 44]
+    assert [log.rank for log in trial.rank_logs] == [0, 1]
+    assert [log.items for log in trial.rank_logs] == [44, 44]
     assert trial.items == 88
     assert trial.pace_rank in (0, 1)
     assert {"forward", "backward", "exchange", "update"} <= set(trial.stages)
     assert whole(trial).seconds == pytest.approx(trial.total_s, rel=0.01), "every second is accounted for once"
-    assert all(len(log.stages["exchange"].samples_s) == 11 for log in trial.ranks)
+    assert all(len(log.stages["exchange"].samples_s) == 11 for log in trial.rank_logs)
     assert decode(encode(trial), stoker.Trial) == trial
     assert "step_cores" not in trial.gauges
 
@@ -65,7 +65,7 @@ def test_ranks_that_infer_wait_for_nobody() -> None:
     trial = run("even", mode="infer")
     assert trial.outcome == "done", trial.problem
     assert "exchange" not in trial.stages
-    assert len(trial.ranks) == 2
+    assert len(trial.rank_logs) == 2
 
 
 def test_ranks_that_sleep_instead_of_a_model_wait_for_each_other() -> None:
@@ -133,7 +133,7 @@ def test_a_delay_in_one_rank_is_found_in_that_rank(
     assert trial.outcome == "done", trial.problem
     spent = numbers(notes / "spent-1")
     planted = median(sum(spent[at : at + calls]) for at in range(0, len(spent), calls))
-    mine, theirs = (trial.ranks[rank].stages[stage].samples_s[2:] for rank in (1, 0))
+    mine, theirs = (trial.rank_logs[rank].stages[stage].samples_s[2:] for rank in (1, 0))
     assert median(mine) - median(theirs) == pytest.approx(planted, rel=0.03)
     found = figures_of.figures(trial)
     pace = figures_of.sets_pace(found)

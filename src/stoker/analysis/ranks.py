@@ -55,7 +55,7 @@ _STEP = ("copy", "forward", "backward", "update", "step")
 
 def figures(trial: Trial) -> list[RankFigures]:
     """Every rank's steady figures; empty for a run of one rank, and where no step came after the warm-up."""
-    logs = trial.ranks
+    logs = trial.rank_logs
     places = [place for place in steady_batches(trial) if all(place < len(log.timeline.items) for log in logs)]
     if not logs or not places:
         return []
@@ -90,6 +90,15 @@ def _figures(
         held_error_s=stdev(held) / sqrt(len(held)) if len(held) > 1 else 0.0,
         stages_s=stages,
     )
+
+
+def exchange_samples(trial: Trial) -> tuple[float, ...]:
+    """Seconds of each exchange, once steady, without any waiting for slower ranks: what the last one spends on it.
+    Empty where ranks exchange nothing."""
+    logs = trial.rank_logs
+    if not any("exchange" in log.stages for log in logs):
+        return ()
+    return tuple(min(_sample(log, "exchange", place) for log in logs) for place in steady_batches(trial))
 
 
 def imbalance(found: Sequence[RankFigures]) -> float:

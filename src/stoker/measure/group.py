@@ -138,7 +138,9 @@ class RankGroup(Alone):
                 model, device_ids=[self._device] if on_gpu else None, **(options or {})
             )
         except (TypeError, ValueError) as error:
-            raise InputError(f"DistributedDataParallel does not take this model or Workload(ddp=...): {error}") from None
+            raise InputError(
+                f"DistributedDataParallel does not take this model or Workload(ddp=...): {error}"
+            ) from None
         wrapped.register_comm_hook(None, self._exchange)
         inner = getattr(wrapped, "_sync_buffers", None)
         if inner is not None:  # buffers, such as those of a BatchNorm, are sent before a forward pass

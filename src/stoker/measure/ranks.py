@@ -56,9 +56,7 @@ RunRank = Callable[[Place, Steps, IO[bytes], OnEvent], Trial]
 """Runs one rank in its own process: its place, the memory it shares, the pipe on which it is let go, its events."""
 
 
-def run_ranks(
-    ranks: int, run_rank: RunRank, begin: Callable[[], None], fallback: Trial, emit: OnEvent
-) -> Trial:
+def run_ranks(ranks: int, run_rank: RunRank, begin: Callable[[], None], fallback: Trial, emit: OnEvent) -> Trial:
     """Run `ranks` processes, and put their trials together.
 
     `begin` is called once all are ready; then they begin together. `fallback` is the trial of a run of which nothing is
@@ -271,7 +269,7 @@ class _Crew:
         return msgspec.structs.replace(
             own,
             items=sum(trial.items for trial in trials),
-            ranks=logs,
+            rank_logs=logs,
             pace_rank=pace,
             notes=tuple(notes),
             peaks=peaks,

@@ -251,6 +251,7 @@ class Plan(Record, frozen=True):
     verified: tuple[VerifiedRemedy, ...] = ()
     batching: Batching = "size"
     mode_reason: str = ""
+    ranks: int = 1
 
     def __repr__(self) -> str:
         """One line: candidates and predictions would fill pages."""

@@ -143,7 +143,7 @@ class Trial(Record, frozen=True):
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
 
     With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`, which
-    the others wait for most, and `ranks` has every one's.
+    the others wait for most, and `rank_logs` has every one's.
     """
 
     outcome: Outcome
@@ -171,7 +171,7 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
-    ranks: tuple[RankLog, ...] = ()
+    rank_logs: tuple[RankLog, ...] = ()
     pace_rank: int | None = None
 
     def __repr__(self) -> str:

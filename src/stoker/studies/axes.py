@@ -28,7 +28,7 @@ LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
 EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
-_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
+_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "ranks", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
