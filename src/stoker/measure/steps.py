@@ -24,7 +24,7 @@ def no_tick(name: str, at: Any = None) -> None:
 
 
 class SleepStep:
-    """Stands in for a model: sleeps as long as one would take. Ranks of a `group` wait for each other after each step."""
+    """Stands in for a model: sleeps as long as one would take. Ranks of a `group` wait for each other after it."""
 
     parameters: int | None = None
 

@@ -27,7 +27,7 @@ SETTING = tuple(each.name for each in fields(Setting))
 LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
 EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
-_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
+_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "ranks", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "ranks", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 NAMES: dict[str, tuple[str, ...]] = {
