@@ -20,7 +20,7 @@ class RankFigures(Record, frozen=True):
 
     `own_s` is its own work, of which it waits `wait_s` for its loader and computes `step_s`; `other_s` is the rest.
     `idle_s` is how long it waits for slower ranks, `exchange_s` the exchange itself. `held_s` is how long all others
-    wait for it.
+    wait for it; `ahead_s` is how much more own work it has than the busiest of them, below 0 where it has less.
     """
 
     rank: int
@@ -32,7 +32,8 @@ class RankFigures(Record, frozen=True):
     idle_s: float
     exchange_s: float
     held_s: float
-    held_error_s: float
+    ahead_s: float
+    ahead_error_s: float
     stages_s: dict[str, float]
 
     @property
@@ -44,9 +45,9 @@ class RankRules(Record, frozen=True):
     """When one rank sets the pace."""
 
     least_held: float = 0.05
-    """The others wait for it for this share of a step at least..."""
+    """It has more own work than any other by this share of a step at least..."""
     standard_errors: float = 2.0
-    """... and by so many standard errors."""
+    """... and by so many standard errors: ranks that are late in turns set no pace."""
 
 
 RULES = RankRules()
@@ -73,7 +74,7 @@ def _figures(
     spent: Sequence[float],
     exchanges: Sequence[float],
 ) -> RankFigures:
-    held = [_held_s(number, each) for each in zip(*own, strict=True)]
+    ahead = [_ahead_s(number, each) for each in zip(*own, strict=True)]
     stages = {name: fmean(_sample(log, name, place) for place in places) for name in _names(log)}
     step_s = sum(stages.get(name, 0.0) for name in _STEP)
     mean_s, wait_s = fmean(own[number]), stages.get("wait", 0.0)
@@ -86,8 +87,9 @@ def _figures(
         other_s=max(0.0, mean_s - wait_s - step_s),
         idle_s=fmean(mine - least for mine, least in zip(spent, exchanges, strict=True)),
         exchange_s=fmean(exchanges),
-        held_s=fmean(held),
-        held_error_s=stdev(held) / sqrt(len(held)) if len(held) > 1 else 0.0,
+        held_s=fmean(max(0.0, seconds) for seconds in ahead),
+        ahead_s=fmean(ahead),
+        ahead_error_s=stdev(ahead) / sqrt(len(ahead)) if len(ahead) > 1 else 0.0,
         stages_s=stages,
     )
 
@@ -117,8 +119,8 @@ def sets_pace(found: Sequence[RankFigures]) -> RankFigures | None:
     if len(found) < 2:
         return None
     first = slowest(found)
-    is_regular = first.held_s >= RULES.standard_errors * first.held_error_s
-    return first if first.held_s >= RULES.least_held * first.period_s and is_regular else None
+    is_regular = first.ahead_s >= RULES.standard_errors * first.ahead_error_s
+    return first if first.ahead_s >= RULES.least_held * first.period_s and is_regular else None
 
 
 def excess(found: Sequence[RankFigures], rank: RankFigures) -> tuple[str, float]:
@@ -162,10 +164,10 @@ def _moved(moments: tuple[float, ...], seconds: float) -> tuple[float, ...]:
     return tuple(moment + seconds for moment in moments)
 
 
-def _held_s(number: int, own: Sequence[float]) -> float:
+def _ahead_s(number: int, own: Sequence[float]) -> float:
     """How much more own work this rank has than any other, in one step."""
     others = [seconds for place, seconds in enumerate(own) if place != number]
-    return max(0.0, own[number] - max(others)) if others else 0.0
+    return own[number] - max(others) if others else 0.0
 
 
 def _own_s(log: RankLog, place: int) -> float:

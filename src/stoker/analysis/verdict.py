@@ -62,13 +62,13 @@ def verdict(trial: Trial) -> Verdict | None:
     if trial.outcome != "done" or not trial.items:
         return None
     run, span = whole(trial), steady(trial)
+    found = ranks.figures(trial)
+    pace = ranks.sets_pace(found)
     starting = run.share("start") + (trial.first_batch_s or 0.0) / run.seconds
     if starting > RULES.start_share or span is None:
         bottleneck, share, sentence = _start(trial, run, starting)
     else:
-        bottleneck, share, sentence = _steady(trial, span)
-    found = ranks.figures(trial)
-    pace = ranks.sets_pace(found)
+        bottleneck, share, sentence = _steady(trial, span, pace and ranks.excess(found, pace)[0])
     if pace is not None and bottleneck != "start":
         sentence = f"{_pace_in_words(found, pace)}; {sentence}"
     doubt = disturbance_note(trial)
@@ -137,7 +137,8 @@ def _start(trial: Trial, run: Span, share: float) -> Judged:
     return "start", min(1.0, share), sentence
 
 
-def _steady(trial: Trial, span: Span) -> Judged:
+def _steady(trial: Trial, span: Span, slow: str | None) -> Judged:
+    """The stage that sets the pace. Of one rank that others wait for, it is the one that makes it `slow`."""
     shares = {
         "wait": span.share("wait"),
         "copy": span.share("copy"),
@@ -149,6 +150,8 @@ def _steady(trial: Trial, span: Span) -> Judged:
     if trial.setting.num_workers:
         del shares["wait"]
         worst = "wait" if loader_sets_pace(trial, span) else max(shares, key=lambda name: shares[name])
+    if slow is not None:
+        worst = "compute" if slow in COMPUTE else slow
     if worst == "wait":
         return _loading(trial, span)
     if worst == "compute":

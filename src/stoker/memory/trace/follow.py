@@ -229,10 +229,10 @@ BUCKET_RULES = BucketRules()
 
 
 def bucket_bytes(model: torch.nn.Module, ddp: Mapping[str, Any]) -> list[int]:
-    """The buffers that a rank holds beside its gradients, in the order in which gradients become ready.
+    """The buffers that a rank holds beside its gradients.
 
-    Where every parameter has a gradient, the first step has them in one buffer; the sizes of later steps lie in the
-    same memory.
+    Where every parameter has a gradient, the first step has them in one buffer for each type; the smaller buckets of
+    later steps lie in the same memory.
     """
     cap_mb = ddp.get("bucket_cap_mb")
     cap = BUCKET_RULES.cap_bytes if cap_mb is None else int(cap_mb * 2**20)
@@ -240,7 +240,7 @@ def bucket_bytes(model: torch.nn.Module, ddp: Mapping[str, Any]) -> list[int]:
     whole = not ddp.get("find_unused_parameters") or bool(ddp.get("static_graph"))
     open_bytes: dict[torch.dtype, int] = {}
     closed: list[int] = []
-    for parameter in reversed([each for each in model.parameters() if each.requires_grad]):
+    for parameter in (each for each in model.parameters() if each.requires_grad):
         size = open_bytes.pop(parameter.dtype, 0) + parameter.nbytes
         if not whole and size >= limits[not closed]:
             closed.append(size)
