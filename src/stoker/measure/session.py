@@ -632,7 +632,8 @@ def _trial(
     limit: "ThreadLimit | None",
     group: "RankGroup | None" = None,
 ) -> Trial:
-    """Run a job, or one rank of it; what goes wrong once the loop runs is an outcome, before that an error of Stoker's is raised."""
+    """Run a job, or one rank of it; what goes wrong once the loop runs is an outcome, before that an error of Stoker's
+    is raised."""
     from stoker.measure.loop import DeadlinePassed
 
     limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]

@@ -142,8 +142,8 @@ class Trial(Record, frozen=True):
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
 
-    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`, which
-    the others wait for most, and `rank_logs` has every one's.
+    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`,
+    which has the most work of its own, and `rank_logs` has every one's.
     """
 
     outcome: Outcome

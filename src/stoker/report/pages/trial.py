@@ -76,7 +76,8 @@ def _ranks(trial: Trial) -> Section:
     even = f"The {len(found)} ranks are even: the busiest works {ranks.imbalance(found):.2f} times as long as the mean"
     title = even
     if pace is not None:
-        title = f"The others wait {format_seconds(pace.held_s)} of each {format_seconds(pace.period_s)} for rank {pace.rank}"
+        waited, period = format_seconds(pace.held_s), format_seconds(pace.period_s)
+        title = f"The others wait {waited} of each {period} for rank {pace.rank}"
     rows = rank_rows(trial)
     draw = partial(charts.stage_bars, x="rank", x_title="rank")
     note = "A step once steady. Idle: until slower ranks have come to the exchange of gradients."
