@@ -415,7 +415,8 @@ class _Session(Generic[R]):
             trial = msgspec.structs.replace(trial, peaks={**trial.peaks, "limited_bytes": peak})
         if trial.outcome == "done" or not self._group.kills():
             return trial
-        workers = format_workers(trial.setting.num_workers)
+        workers, ranks = format_workers(trial.setting.num_workers), trial.setting.processes
+        workers += f" in each of {ranks} ranks" if ranks > 1 else ""
         limit = format_bytes(self._group.limit_bytes)
         problem = Problem(
             sentence=f"the run with {workers} reached its memory limit of {limit}, and the kernel killed one of its "

@@ -146,6 +146,8 @@ def check_cell(cell: Mapping[str, Value]) -> None:
             raise InputError(f"{name} goes with a model's name; {spec.spec} brings its own, so change it there")
     if source in ("cached", "cold") and cell.get("data") == "device":
         raise InputError(f"source {source} needs files, and data that is made on the device has none")
+    if cell.get("validate") and cell.get("parallel", "ddp") == "ddp" and int(cell.get("ranks", 1)) > 1:
+        raise InputError("validate scores a model in one process, and ranks are several; leave one of them out")
     if cell.get("validate") and device.startswith("sleep:"):
         raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
 
@@ -155,6 +157,8 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
         for name in _NEEDS_WORKERS:
             values.pop(name, None)
+    if values.get("ranks", 1) == 1:  # nothing is parallel
+        values.pop("parallel", None)
     return Setting(**values)
 
 
