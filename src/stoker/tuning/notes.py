@@ -73,7 +73,7 @@ def run_notes(
     if request.ranks > 1:
         yield (
             f"batch size, workers and prefetch are those of one rank: {request.ranks} ranks share the CPUs, the memory "
-            "and /dev/shm"
+            "and /dev/shm; the loader of each takes sampler=DistributedSampler(dataset)"
         )
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES

@@ -172,7 +172,7 @@ class Tuner:
             if not size or not more:
                 break
             probes, self._space = more, msgspec.structs.replace(self._space, largest=size)
-        if request.ranks > 1:
+        if request.ranks > 1 and subject.mode == "train":
             probes = yield from self._with_exchange(probes)
         self._emit(ProbesReady(probes=probes))
         self._probes = probes
