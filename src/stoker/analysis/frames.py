@@ -73,6 +73,7 @@ LOOP_STAGES: tuple[str, ...] = (
     "copy",
     "forward",
     "backward",
+    "exchange",
     "update",
     "step",
     "score",

@@ -15,7 +15,7 @@ from stoker.memory.trace.gpus import architecture
 from stoker.ranking.scores import SCORES
 from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
 from stoker.records.part import parse_part
-from stoker.records.task import StartMethod
+from stoker.records.task import Parallel, StartMethod
 from stoker.tuning.request import parse_current
 from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
@@ -29,8 +29,8 @@ SETTING = tuple(each.name for each in fields(Setting))
 LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
 EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
-_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
-_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
+_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "ranks", "validate")
+_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "ranks", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 SEARCH = ("part", "scores", "classes", "labels", "resamples", "weights_cache")
 """What only a candidate of a search has: options of its task."""
@@ -48,6 +48,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "source": get_args(get_type_hints(Extent)["source"]),
     "multiprocessing_context": get_args(StartMethod),
+    "parallel": get_args(Parallel),
     "method": METHODS,
     "optimizer": get_args(OptimizerName),
     "planner": get_args(Planner),

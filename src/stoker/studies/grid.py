@@ -131,6 +131,8 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     setting: dict[str, Any] = {
         name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell
     }
+    if kind == "limit" and "ranks" in cell:
+        setting["ranks"] = cell["ranks"]
     options = {name: value for name, value in cell.items() if name not in (*COMMON, *LABELS, *setting)}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
@@ -163,6 +165,8 @@ def check_cell(cell: Mapping[str, Value]) -> None:
         raise InputError(f"source {source} needs files, and data that is made on the device has none")
     if "weights_cache" in cell and ("weights" in cell or spec.from_function):
         raise InputError("weights_cache makes a file of random weights for a model's name; leave it or the weights out")
+    if cell.get("validate") and cell.get("parallel", "ddp") == "ddp" and int(cell.get("ranks", 1)) > 1:
+        raise InputError("validate scores a model in one process, and ranks are several; leave one of them out")
     if cell.get("validate") and device.startswith("sleep:"):
         raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
 
@@ -172,6 +176,8 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
         for name in _NEEDS_WORKERS:
             values.pop(name, None)
+    if values.get("ranks", 1) == 1:  # nothing is parallel
+        values.pop("parallel", None)
     return Setting(**values)
 
 
