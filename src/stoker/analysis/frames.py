@@ -82,7 +82,11 @@ LOOP_STAGES: tuple[str, ...] = (
 """Stages on the clock of the loop, which add up to the whole run. Every other stage is on the clock of the workers."""
 COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
-NOT_STAGES = ("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s")
+NOT_STAGES = (
+    *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
+    *("epoch_s", "first_epoch_s", "later_epoch_s", "shortest_epoch_s", "longest_epoch_s"),
+    *("train_s", "against_train_s"),
+)
 """Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, …."""
 
 _ALWAYS = ("batch_size", "num_workers")

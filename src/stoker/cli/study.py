@@ -121,10 +121,16 @@ class _Reporter:
     """Passes on what a driver reports: lines on stdout for programs, progress on stderr for people."""
 
     def __init__(self, study: Any, show: Any, *, prints_lines: bool, quiet: bool) -> None:
-        self._cells = {key: asked.values for key, asked in study.tasks.items()}
+        self._study, self._cells = study, {key: asked.values for key, asked in study.tasks.items()}
         self._axes, self._show = tuple(study.grid.axis_names), show
         self._prints_lines, self._quiet = prints_lines, quiet
         self.changed: Any = None
+
+    def _cell(self, key: str) -> dict[str, Any]:
+        """The values of a task. A generator's are known as soon as they run."""
+        if key not in self._cells:
+            self._cells = {each: asked.values for each, asked in self._study.tasks.items()}
+        return self._cells.get(key, {})
 
     def change(self, change: Any) -> None:
         self.changed = change
@@ -138,7 +144,7 @@ class _Reporter:
 
         known = {"key": slot.key, "repeat": slot.repeat, "attempt": row.attempt, "outcome": row.outcome}
         figures = {name: row.figures.get(name) for name in ("seconds", "first_batch_s", "max_batch")}
-        line = {**known, **self._cells[slot.key], **figures, "problem": row.problem}
+        line = {**known, **self._cell(slot.key), **figures, "problem": row.problem}
         typer.echo(msgspec.json.encode(line).decode())
 
     def progress(self, at: Any) -> None:
@@ -150,8 +156,11 @@ class _Reporter:
             place = "" if other.owner.is_visible else " in another container"
             what = f"waiting for process {other.owner.pid}{place}"
         else:
-            cells = [self._cells[key] for key in at.running]
-            what = "; ".join(", ".join(f"{name}={cell[name]}" for name in self._axes if name in cell) for cell in cells)
+            cells = [self._cell(key) for key in at.running]
+            names = (*self._axes, "batch_size", "num_workers")
+            what = "; ".join(
+                ", ".join(f"{name}={cell[name]}" for name in dict.fromkeys(names) if name in cell) for cell in cells
+            )
         self._show.progress(f"{what or 'finishing'}{left}", at.done, at.of)
 
 

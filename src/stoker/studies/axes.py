@@ -12,14 +12,14 @@ from msgspec.structs import fields
 
 from stoker.errors import InputError
 from stoker.memory.trace.gpus import architecture
-from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
+from stoker.records import METHODS, Extent, LearningRateScale, Mode, OptimizerName, Planner, Precision, Setting
 from stoker.records.task import Parallel, StartMethod
 from stoker.tuning.request import parse_current
 from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
 
 Value = str | int | float | bool
-Kind = Literal["profile", "limit", "tune"]
+Kind = Literal["profile", "limit", "tune", "converge"]
 
 WORKLOAD = ("workload", "data", "items", "weights")
 COMMON = (*WORKLOAD, "mode", "device")
@@ -30,10 +30,12 @@ EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
 _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
+_CONVERGE = ("against", "epochs", "updates", "seeds", "scale_lr")
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
+    "converge": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SETTING, *_CONVERGE))),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -46,6 +48,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "method": METHODS,
     "optimizer": get_args(OptimizerName),
     "planner": get_args(Planner),
+    "scale_lr": get_args(LearningRateScale),
 }
 _FLAGS = (
     *("pin_memory", "persistent_workers", "in_order", "channels_last", "compile", "cudnn_benchmark"),

@@ -259,7 +259,8 @@ def presets_view(rows: Iterable[Row]) -> RenderableType:
         parts.append(Text(f"  reproduces {row['reproduces']}"))
         for size in ("full", "small"):
             shape = row[size]
-            parts.append(Text(f"  {size}: {format_count(shape['runs'], 'run')} on {shape['devices']}; {shape['time']}"))
+            runs = f"{format_count(shape['runs'], 'run')}{', and what follows from them,' if shape['follows'] else ''}"
+            parts.append(Text(f"  {size}: {runs} on {shape['devices']}; {shape['time']}"))
             parts.append(Text(f"    differs: {shape['differs']}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
@@ -321,7 +322,10 @@ def forecast_view(forecast: Row, sentence: str | None) -> RenderableType:
     unknown = "unknown, as nothing has finished yet"
     seconds = forecast["left_s"]
     time = "none" if not left else unknown if seconds is None else f"about {format_seconds(seconds)}"
-    lines += [Text(f"time left: {time}"), table_of(forecast["cells"], limit=20)]
+    lines.append(Text(f"time left: {time}"))
+    if forecast["follows"]:
+        lines.append(Text(forecast["follows"]))
+    lines.append(table_of(forecast["cells"], limit=20))
     return Group(*lines)
 
 
