@@ -293,6 +293,16 @@ def comparable(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> tuple[pl.DataF
     return trials.with_columns(pl.col("seconds") / pl.col("run_items")), True
 
 
+def of_one_kind(frame: pl.DataFrame) -> pl.DataFrame:
+    """The trials of one kind: of a study whose later runs follow from plans or limits, those runs. Columns that only
+    the others have go."""
+    if "kind" not in frame.columns or frame["kind"].n_unique() < 2:
+        return frame
+    found = frame.filter(pl.col("kind") == "profile")
+    kept = [name for name in found.columns if found[name].null_count() < found.height or name == "seconds"]
+    return found.select(kept)
+
+
 def cells(frame: pl.DataFrame, *, by: Sequence[str] = (), measures: Sequence[str] = ()) -> Cells:
     """One row for each setting of each workload; where a workload lacks a setting that another has, it is missing.
 

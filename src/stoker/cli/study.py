@@ -36,6 +36,8 @@ TableName = Literal[
     "one-for-all",
     "leave-one-out",
     "summary",
+    "convergence",
+    "published",
 ]
 ByOption = Annotated[
     str | None, typer.Option(help="Split the table by these columns too: precision.", show_default=False)
@@ -244,21 +246,38 @@ def show(
     if json:
         deliver(rows, None, json=True, save=None)
         return
+    if which == "published":
+        deliver(rows, Group(*_published(found.name, trials, rows)), json=False, save=None)
+        return
     view = (stages_view if which == "stages" else table_of)(rows, limit=_MOST_ROWS)
-    deliver(rows, Group(_finding(found, trials, labels, split), view), json=False, save=None)
+    more_views = () if asked else _published(found.name, trials)
+    deliver(rows, Group(_finding(found, trials, labels, split), view, *more_views), json=False, save=None)
 
 
 _MOST_ROWS = 40
 """So many rows are shown; --json and export have all."""
 
 
+def _published(name: str, trials: Any, rows: Any = None) -> tuple[Any, ...]:
+    """The thesis' figures beside ours for its presets; of others the rows that are given."""
+    from stoker.analysis import thesis
+    from stoker.report.views.study import beside_view, table_of
+
+    if thesis.preset_of(name) is None or not trials.height:
+        return () if rows is None else (table_of(rows, limit=_MOST_ROWS),)
+    return (beside_view(thesis.beside(name, trials)),)
+
+
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
     """What the study says in a sentence, above whatever table."""
-    from stoker.analysis.frames import comparable
-    from stoker.report.views.study import finding_view, limit_finding_view
-    from stoker.studies.tables import rows_of
+    from stoker.analysis.frames import comparable, of_one_kind
+    from stoker.report.views.study import convergence_finding_view, finding_view, limit_finding_view
+    from stoker.studies.tables import kind_shown, rows_of
 
-    is_limit = found.grid.kind == "limit"
+    if found.grid.kind == "converge":
+        return convergence_finding_view(trials.to_dicts())
+    is_limit = kind_shown(found.grid.kind, trials) == "limit"
+    trials = of_one_kind(trials)
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
     not_run = sum(machine.missing for machine in found.status().machines)

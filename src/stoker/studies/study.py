@@ -117,7 +117,7 @@ class Study:
 
     @property
     def tasks(self) -> dict[str, Asked]:
-        """What the grid asks for, by key. Of a grid with a generator, also what follows from the results in the store."""
+        """What the grid asks for, by key. Of a grid with a generator, also what follows from results in the store."""
         if self.grid.generator is None:
             return self._plain_tasks
         if not self.store_path.exists():
