@@ -16,6 +16,7 @@ from typing import Any
 import advice_tables
 import published_tables
 import script_tables
+import thesis_tables
 from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -549,7 +550,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-run": output("run"),
     "run-proof": run_proof,
 }
-BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES
+BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | thesis_tables.TABLES
 
 
 def filled(text: str) -> str:

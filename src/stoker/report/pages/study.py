@@ -90,9 +90,8 @@ def _thesis(frame: "pl.DataFrame", name: str) -> Section:
         return Section(title)
     beside = thesis.beside(name, frame)
     rows = [[row["figure"], row["what"], row["thesis"] or "–", row["here"] or "–"] for row in beside.rows]
-    return Section(
-        title, tables=[Table("", ["figure", "what", "the thesis", "here"], rows)], text=" ".join(beside.notes)
-    )
+    notes = Table("What differs", ["note"], [[note] for note in beside.notes])
+    return Section(title, tables=[Table("", ["figure", "what", "the thesis", "here"], rows), notes])
 
 
 def _convergence_page(frame: "pl.DataFrame", about: StudyAbout, running: Sequence[str], reload_s: int | None) -> Page:

@@ -11,8 +11,8 @@ from stoker.workload.workload import Workload
 CLASSES = 10
 SIZE = 24
 _ITEMS, _VALIDATION = 1000, 500
-_NOISE = 1.0
-"""As large as the stripes themselves: so much that a training does not end with every picture right."""
+_NOISE = 2.5
+"""Beside stripes of height 1: so much that a training does not end with every picture right."""
 
 
 def stripes(items: int, seed: int) -> TensorDataset:
