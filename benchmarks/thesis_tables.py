@@ -16,9 +16,8 @@ def beside() -> str:
         if thesis.preset_of(name) is None:
             continue
         frame = pl.read_csv(RESULTS / "two-cores" / "studies" / f"{name}.csv", infer_schema_length=None)
-        for row in thesis.beside(name, frame).rows:
-            if row["thesis"] is not None and row["here"] is not None:
-                lines.append(f"| {row['figure']} | {row['what']} | {row['thesis']} | {row['here']} |")
+        both = [row for row in thesis.beside(name, frame).rows if row["thesis"] is not None and row["here"] is not None]
+        lines += [f"| {row['figure']} | {row['what']} | {row['thesis']} | {row['here']} |" for row in both]
     return "\n".join(lines)
 
 

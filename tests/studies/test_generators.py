@@ -14,7 +14,7 @@ from stoker.studies.executors import Finished
 from stoker.studies.generators import around_plan, search_time
 from stoker.studies.grid import grid_from
 from stoker.studies.store import Slot, TrialRow
-from stoker.studies.study import Study, study
+from stoker.studies.study import Change, Study, study
 from tests.studies.kills import Driver, kill_at_random, leftovers, place, survivors
 from tests.studies.quick import QuickExecutor, other_machine
 
@@ -114,12 +114,13 @@ def test_what_follows_from_results_is_run_too(tmp_path: Path) -> None:
 
 
 def test_a_study_goes_on_with_the_same_tasks(tmp_path: Path) -> None:
-    whole = around(tmp_path / "whole" if (tmp_path / "whole").mkdir() is None else tmp_path)
+    (tmp_path / "whole").mkdir()
+    whole = around(tmp_path / "whole")
     whole.run(executor=Planner())
-    for stop in range(1, 12):
+    for stop in (1, 2, 3, 7, 11):
         folder = tmp_path / str(stop)
         folder.mkdir()
-        changes: list[str | None] = []
+        changes: list[Change] = []
 
         def stops_here(slot: Slot, row: TrialRow, left: list[int] = [stop]) -> None:  # noqa: B006 - counts this round's
             left[0] -= 1
@@ -129,10 +130,10 @@ def test_a_study_goes_on_with_the_same_tasks(tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             around(folder).run(executor=Planner(), on_trial=stops_here)
         second = Planner()
-        summary = around(folder).run(executor=second, on_change=lambda change: changes.append(change.sentence))
+        summary = around(folder).run(executor=second, on_change=changes.append)
         assert len(second.ran) == 12 - stop
         assert summary.unfinished == 0
-        assert changes == [None], "what follows from results is no change of the grid"
+        assert [change.sentence for change in changes] == [None], "what follows from results is no change of the grid"
         assert set(around(folder).tasks) == set(whole.tasks)
 
 

@@ -199,7 +199,8 @@ def _learning(found: Convergence, seen: Difference) -> list[str]:
         told.append(_verdict(found, seen.pairs, seen.loss, "", is_loss=True))
     idle = [f"batch {size:,}" for size, learned in seen.learned.items() if not learned]
     if idle:
-        told.append(f"{' and '.join(idle)} cannot be seen to end better than it began: train longer")
+        began = "it began" if len(idle) == 1 else "they began"
+        told.append(f"{' and '.join(idle)} cannot be seen to end better than {began}: train longer")
     return told
 
 
