@@ -15,6 +15,10 @@ from stoker.records import Checkpoint, Convergence, Record, TrainingRun
 from stoker.units import format_count
 
 
+_WIDE = 100
+"""An interval of a ratio that is wider than this factor says nothing: its ends are left out."""
+
+
 class Ratio(Record, frozen=True):
     """The geometric mean of ratios, and the interval of the true one. No interval for a single value."""
 
@@ -235,6 +239,9 @@ def _times_told(found: Convergence, seen: Difference) -> list[str]:
     if seen.same_loss.low is None or seen.same_loss.high is None:
         return [f"in this seed {name} reaches the same loss in {share} of the time"]
     span = f"{number(seen.same_loss.low)} to {number(seen.same_loss.high)}"
+    if seen.same_loss.is_one and seen.same_loss.high > _WIDE * seen.same_loss.low:
+        seeds = format_count(seen.pairs, "seed")
+        return [f"the time to the same loss differs too much between {seeds} to be compared: here {share} of the time"]
     if seen.same_loss.is_one:
         return [f"no difference can be seen in the time to the same loss: {share} of the time, {span}"]
     return [f"{name} reaches the same loss in {share} of the time ({span})"]

@@ -31,11 +31,17 @@ _LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "valida
 _TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 _CONVERGE = ("against", "epochs", "updates", "seeds", "scale_lr")
+_NOT_CONVERGE = ("accumulate", "ranks", "parallel")
+"""One process trains, and each of its batches is an update."""
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
-    "converge": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SETTING, *_CONVERGE))),
+    "converge": tuple(
+        dict.fromkeys(
+            (*WORKLOAD, "device", *LABELS, *(name for name in SETTING if name not in _NOT_CONVERGE), *_CONVERGE)
+        )
+    ),
 }
 """The axes and fixed values that each kind of study knows."""
 
