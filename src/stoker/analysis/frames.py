@@ -71,6 +71,7 @@ LOOP_STAGES: tuple[str, ...] = (
     "copy",
     "forward",
     "backward",
+    "exchange",
     "update",
     "step",
     "score",

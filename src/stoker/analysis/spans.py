@@ -77,7 +77,8 @@ def steady(trial: Trial) -> Span | None:
             continue
         sums = loop_s if stage.clock == "loop" else worker_s
         sums[name] = sum(stage.samples_s[index] for index in kept if index < len(stage.samples_s))
-    items = sum(trial.timeline.items[index] for index in kept)
+    lines = [log.timeline.items for log in trial.rank_logs] or [trial.timeline.items]
+    items = sum(line[index] for line in lines for index in kept if index < len(line))
     return Span(batches=len(kept), items=items, loop_s=loop_s, worker_s=worker_s)
 
 

@@ -46,6 +46,13 @@ StartMethodsOption = Annotated[
 ThreadCountsOption = Annotated[
     str | None, typer.Option("--worker-threads", help="Threads in each worker: 1,2.", show_default=False)
 ]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", help="Processes that train together, each with its own loader.", min=1)
+]
+ParallelOption = Annotated[
+    Literal["ddp", "dp"],
+    typer.Option("--parallel", help="ddp: a process for each rank; dp: DataParallel, one loader for all GPUs."),
+]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 ReportOption = Annotated[

@@ -73,9 +73,7 @@ class Gauge(Record, frozen=True):
 class Timeline(Record, frozen=True):
     """When the loop asked for each batch, had it, and had handed its step to the device; seconds after the run's start.
 
-    `items` counts each batch; `batches` and `epoch_s` each epoch. Where ranks train together, `handed_s` says when this
-    one handed over the last gradients of each step, and `exchanged_s` when it had those of all ranks. Both are alike
-    for a batch without an exchange.
+    `items` counts each batch; `batches` and `epoch_s` each epoch.
     """
 
     asked_s: tuple[float, ...] = ()
@@ -84,8 +82,6 @@ class Timeline(Record, frozen=True):
     items: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     epoch_s: tuple[float, ...] = ()
-    handed_s: tuple[float, ...] = ()
-    exchanged_s: tuple[float, ...] = ()
 
 
 class WorkerLog(Record, frozen=True):
@@ -147,7 +143,7 @@ class Trial(Record, frozen=True):
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
 
     With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`, which
-    the others wait for most, and `ranks` has every one's.
+    the others wait for most, and `rank_logs` has every one's.
     """
 
     outcome: Outcome
@@ -175,7 +171,7 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
-    ranks: tuple[RankLog, ...] = ()
+    rank_logs: tuple[RankLog, ...] = ()
     pace_rank: int | None = None
 
     def __repr__(self) -> str:

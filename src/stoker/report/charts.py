@@ -42,6 +42,8 @@ STAGES = {
     "copy": "#e69f00",
     "forward": "#009e73",
     "backward": "#117733",
+    "exchange": "#882255",
+    "idle": "#f0c8b4",
     "update": "#cc79a7",
     "step": "#009e73",
     "score": "#aa4499",

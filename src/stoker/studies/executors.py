@@ -127,6 +127,8 @@ def _limit(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Lim
         device=task.device,
         precision=task.setting.precision,
         cudnn_benchmark=task.setting.cudnn_benchmark,
+        accumulate=task.setting.accumulate,
+        ranks=task.setting.ranks,
         on_event=on_event,
         **options,
     )

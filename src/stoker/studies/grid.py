@@ -176,6 +176,8 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     setting: dict[str, Any] = {
         name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell
     }
+    if kind == "limit" and "ranks" in cell:
+        setting["ranks"] = cell["ranks"]
     options = {name: value for name, value in cell.items() if name not in (*COMMON, *LABELS, *setting)}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")

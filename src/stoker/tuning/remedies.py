@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.interference import thread_change
+from stoker.analysis.objective import own_items
 from stoker.analysis.spans import steady, step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
@@ -272,7 +273,7 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     with suppress(InputError):
         predictor, now = predictor_of(trial, *others)
         epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
+        items = max(1, own_items(trial) // epochs)
         found = remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
     return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
@@ -286,7 +287,7 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
-    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
+    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial), ranks=1)
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
     predictor = Predictor(probes, cores=_cores(trial))
@@ -295,8 +296,9 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
 
 
 def _cores(trial: Trial) -> float | None:
-    """The CPUs of one rank, where several of a script share the machine; None for all of them."""
-    ranks = trial.task.options.get("local_world_size") if trial.task is not None else None
+    """The CPUs of one rank, where several share the machine; None for all of them."""
+    of_script = trial.task.options.get("local_world_size") if trial.task is not None else None
+    ranks = trial.setting.processes if trial.rank_logs else of_script
     if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
         return None
     return max(1.0, trial.machine.cpu.usable / ranks)

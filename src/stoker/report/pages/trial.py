@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
+from stoker.analysis import ranks
 from stoker.analysis.interference import disturbance_note
 from stoker.analysis.series import (
     epoch_rows,
     gauge_rows,
     item_rows,
+    rank_rows,
     setting_text,
     stage_rows,
     timeline_rows,
@@ -61,7 +63,38 @@ def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) ->
 
 def _sections(trial: Trial) -> list[Section]:
     timeline = Section("Batch by batch", [*_waits(trial), *timeline_figure(trial)])
-    return [Section("Where the time went", _stage_figures(trial)), timeline, _gauges(trial), _more(trial)]
+    where = Section("Where the time went", _stage_figures(trial))
+    return [where, _ranks(trial), timeline, _gauges(trial), _more(trial)]
+
+
+def _ranks(trial: Trial) -> Section:
+    """The stages of every rank side by side, and what they wait for."""
+    found = ranks.figures(trial)
+    if not found:
+        return Section("Ranks")
+    pace = ranks.sets_pace(found)
+    even = f"The {len(found)} ranks are even: the busiest works {ranks.imbalance(found):.2f} times as long as the mean"
+    title = even
+    if pace is not None:
+        title = f"The others wait {format_seconds(pace.held_s)} of each {format_seconds(pace.period_s)} for rank {pace.rank}"
+    rows = rank_rows(trial)
+    draw = partial(charts.stage_bars, x="rank", x_title="rank")
+    note = "A step once steady. Idle: until slower ranks have come to the exchange of gradients."
+    heads = ["rank", "waits", "computes", "other", "idle", "exchange", "delays others", "items"]
+    items = {log.rank: log.items for log in trial.rank_logs}
+    cells = [
+        [
+            str(each.rank),
+            *map(
+                format_seconds,
+                (each.wait_s, each.step_s, each.other_s, each.idle_s, each.exchange_s, each.held_s),
+            ),
+            f"{items[each.rank]:,}",
+        ]
+        for each in found
+    ]
+    drawn = figure(title, rows, draw, note=note, alt="Stages of each rank in a step")
+    return Section("Ranks", [drawn], tables=[Table("A step of each rank", heads, cells)])
 
 
 def _stage_figures(trial: Trial) -> list[Figure]:
