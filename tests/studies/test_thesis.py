@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker.errors import MachineError
 from stoker.events import OnEvent
 from stoker.integrations.reports import study_page
 from stoker.records import Task
@@ -74,6 +75,17 @@ def test_a_preset_is_shown_beside_the_thesis(name: str, tmp_path: Path) -> None:
     shown = here("study", "show", found.name, "--db", str(found.store_path))
     assert shown.returncode == 0, shown.stderr
     assert "beside the thesis" in shown.stdout
+
+
+def test_a_study_for_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
+    executor = Answers()
+    if executor.machine().gpus:
+        pytest.skip("there is a GPU here")
+    found = study("thesis-limit", db=tmp_path / "stoker.db")
+    with pytest.raises(MachineError, match="needs a GPU, and there is none here; --scale small needs none"):
+        found.run(executor=executor)
+    assert executor.ran == []
+    assert not found.store_path.exists(), "no failures to retry"
 
 
 def test_what_learned_is_said_first(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from stoker.analysis.student import Estimate, estimate
 from stoker.records import Checkpoint, Convergence, Record, TrainingRun
 from stoker.units import format_count
 
-
 _WIDE = 100
 """An interval of a ratio that is wider than this factor says nothing: its ends are left out."""
 

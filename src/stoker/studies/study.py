@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.analysis.machines import label
-from stoker.errors import InputError
+from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent
-from stoker.records import Record, Task, decode
+from stoker.records import Machine, Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
 from stoker.studies.fingerprint import fingerprint_of
@@ -169,6 +169,7 @@ class Study:
         if executor is None:
             self._check_models(wanted)
         executor = executor or LocalExecutor()
+        self._check_devices(wanted, executor.machine())
         until = None if budget_s is None else monotonic() + budget_s
         done: list[Summary] = []
         with Store(self.store_path) as store:
@@ -269,6 +270,13 @@ class Study:
         misfit = first_misfit(left)
         if misfit.sentence is not None:
             raise InputError(f"{self._place_of(str(misfit.model))}{misfit.sentence}")
+
+    def _check_devices(self, wanted: Mapping[str, Task], machine: Machine) -> None:
+        """Raise MachineError where every task asks for a GPU and there is none: failures would only be in the way of
+        runs on another day."""
+        if wanted and not machine.gpus and all(task.device.startswith("cuda") for task in wanted.values()):
+            hint = "; --scale small needs none" if self.source == "preset" else ""
+            raise MachineError(f"study {self.name!r} needs a GPU, and there is none here{hint}")
 
     def _place_of(self, model: str) -> str:
         """The grid's file and the line that names a model, as errors of the grid begin."""
