@@ -194,7 +194,7 @@ def test_mistakes_are_one_sentence(changes: dict[str, Any], sentence: str) -> No
     assert sentence in str(error.value)
 
 
-ADAPTIVE = """\
+AROUND = """\
 name = "killed"
 kind = "tune"
 generator = "around-plan"
@@ -213,13 +213,13 @@ host_memory = ["64MB", "1GB"]
 """
 
 
-@pytest.mark.slow
-def test_an_adaptive_study_survives_kills_of_its_driver() -> None:
-    rng = random.Random(0)
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.slow)])
+def test_a_study_with_a_generator_survives_kills_of_its_driver(kills: int) -> None:
+    rng = random.Random(kills)
     with place() as folder:
         workload = Path(__file__).parents[1] / "workloads" / "small.py"
-        (folder / "grid.toml").write_text(ADAPTIVE.format(workload=f"{workload}:inference"))
-        drivers = [kill_at_random(folder, rng) for _ in range(4)]
+        (folder / "grid.toml").write_text(AROUND.format(workload=f"{workload}:inference"))
+        drivers = [kill_at_random(folder, rng) for _ in range(kills)]
         last = Driver(folder)
         assert last.wait() == 0, last.errors
         found = study(folder / "grid.toml", db=folder / "stoker.db")

@@ -145,8 +145,9 @@ class _Reporter:
         import msgspec
 
         known = {"key": slot.key, "repeat": slot.repeat, "attempt": row.attempt, "outcome": row.outcome}
-        figures = {name: row.figures.get(name) for name in ("seconds", "first_batch_s", "max_batch")}
-        line = {**known, **self._cell(slot.key), **figures, "problem": row.problem}
+        cell = self._cell(slot.key)
+        names = [name for name in ("seconds", "first_batch_s", "max_batch") if name not in cell]
+        line = {**known, **cell, **{name: row.figures.get(name) for name in names}, "problem": row.problem}
         typer.echo(msgspec.json.encode(line).decode())
 
     def progress(self, at: Any) -> None:
