@@ -73,7 +73,9 @@ def test_the_rank_that_others_wait_for_is_named_with_its_stage() -> None:
     judged = verdict(trial)
     assert judged is not None
     assert judged.rank == 1
-    assert judged.sentence.startswith("rank 1 sets the pace of 3: in a step of 410 ms the others wait 200 ms for it (49%)")
+    assert judged.sentence.startswith(
+        "rank 1 sets the pace of 3: in a step of 410 ms the others wait 200 ms for it (49%)"
+    )
 
 
 def test_ranks_that_are_late_in_turns_set_no_pace() -> None:
