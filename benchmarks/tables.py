@@ -18,6 +18,7 @@ import published_tables
 import script_tables
 import search_tables
 import study_tables
+import thesis_tables
 from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -530,9 +531,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-limit": output("limit"),
     "output-run": output("run"),
 }
-BLOCKS |= (
-    published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | search_tables.TABLES | study_tables.TABLES
-)
+for tables in (published_tables, advice_tables, script_tables, search_tables, study_tables, thesis_tables):
+    BLOCKS |= tables.TABLES
 
 
 def filled(text: str) -> str:

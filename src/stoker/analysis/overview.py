@@ -413,7 +413,7 @@ _GAUGES = {
 
 
 def _others(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_plain(row[name])}" for name in names if row[name] is not None)
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(row[name])}" for name in names if row.get(name) is not None)
 
 
 def _setting(row: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -183,15 +183,17 @@ def study_page(
     left_s: float | None = None,
 ) -> Page:
     """The page of a study. Without `against`, a preset is shown beside its published figures where there are any."""
+    from stoker.analysis.frames import of_one_kind
     from stoker.analysis.overview import sample_keys
     from stoker.report.pages.study import StudyAbout
     from stoker.report.pages.study import study_page as build
+    from stoker.studies.tables import kind_shown
 
     frame = study.trials()
     about = StudyAbout(
         name=study.name,
         title=study.grid.title,
-        kind=study.grid.kind,
+        kind=kind_shown(study.grid.kind, frame),
         about=study.grid.about,
         machines=study.machines(),
         done=done,
@@ -199,8 +201,8 @@ def study_page(
         left_s=left_s,
     )
     samples: list[Trial] = []
-    if study.grid.kind == "profile" and reload_s is None and {"workload", "outcome"} <= set(frame.columns):
-        samples = _samples(study, sample_keys(frame))
+    if about.kind == "profile" and reload_s is None and {"workload", "outcome"} <= set(frame.columns):
+        samples = _samples(study, sample_keys(of_one_kind(frame)))
     others = published_beside(study.name, frame) if against is None else against
     return build(frame, about, against=others, samples=samples, reload_s=reload_s)
 
@@ -227,7 +229,9 @@ def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Again
     if against is None:
         return None
     if against == PUBLISHED:
-        tables = [_published(name) for name in _TABLES]
+        from stoker.analysis.published import BY_PRESET
+
+        tables = [_published(name) for name in BY_PRESET]
         return [each for each in tables if frame.height and compared_rows(frame, each.frame)] or tables[:1]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
@@ -238,9 +242,10 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     """The published figures of the preset of this name, where the trials have settings in common with them."""
     from stoker.analysis.breakdown import beside
     from stoker.analysis.overview import compared_rows
+    from stoker.analysis.published import BY_PRESET
 
     name = study.removesuffix("-small")
-    if name not in _TABLES or not frame.height or "workload" not in frame.columns:
+    if name not in BY_PRESET or not frame.height or "workload" not in frame.columns:
         return []
     found = _published(name)
     if name == _SEARCH:
@@ -249,22 +254,12 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
 
 
 _SEARCH = "search-bottlenecks"
-_TABLES = ("batch-and-workers", "batch-impact", "data-loading", "inference-times", "max-batch", _SEARCH)
-"""Presets whose runs the authors published as trials."""
 
 
 def _published(name: str) -> "Against":
     from stoker.analysis import published
     from stoker.report.pages.study import Against
 
-    tables = {
-        "batch-and-workers": published.grid,
-        "batch-impact": published.batch_impact,
-        "data-loading": published.loader_runs,
-        "inference-times": published.inference_trials,
-        "max-batch": published.max_batches,
-        _SEARCH: published.stage_trials,
-    }
     about = (
         f"There: {published.MACHINE}. Their images are Imagenette's; Stoker's presets have synthetic ones. "
         f"Source: {published.SOURCE}."
@@ -275,7 +270,7 @@ def _published(name: str) -> "Against":
         about += " They tried powers of two only."
     if name == _SEARCH:
         about += " Each of their runs was done once; their split `75` is `last:25%` here."
-    return Against(name=f"the published {name}", frame=tables[name](), about=about)
+    return Against(name=f"the published {name}", frame=published.BY_PRESET[name](), about=about)
 
 
 def write_study(

@@ -13,7 +13,7 @@ from msgspec.structs import fields
 from stoker.errors import InputError
 from stoker.memory.trace.gpus import architecture
 from stoker.ranking.scores import SCORES
-from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
+from stoker.records import METHODS, Extent, LearningRateScale, Mode, OptimizerName, Planner, Precision, Setting
 from stoker.records.part import parse_part
 from stoker.records.task import Parallel, StartMethod
 from stoker.tuning.request import parse_current
@@ -21,7 +21,7 @@ from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
 
 Value = str | int | float | bool
-Kind = Literal["profile", "limit", "tune", "search"]
+Kind = Literal["profile", "limit", "tune", "search", "converge"]
 
 WORKLOAD = ("workload", "data", "items", "weights")
 COMMON = (*WORKLOAD, "mode", "device")
@@ -35,11 +35,19 @@ _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 SEARCH = ("part", "scores", "classes", "labels", "resamples", "weights_cache")
 """What only a candidate of a search has: options of its task."""
 _SEARCH = ("batch_size", "num_workers", "batches", "warmup")
+_CONVERGE = ("against", "epochs", "updates", "seeds", "scale_lr")
+_NOT_CONVERGE = ("accumulate", "ranks", "parallel")
+"""One process trains, and each of its batches is an update."""
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
     "search": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SEARCH, *_SEARCH))),
+    "converge": tuple(
+        dict.fromkeys(
+            (*WORKLOAD, "device", *LABELS, *(name for name in SETTING if name not in _NOT_CONVERGE), *_CONVERGE)
+        )
+    ),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -54,6 +62,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "planner": get_args(Planner),
     "labels": ("classes", "random"),
     "weights_cache": ("warm", "cold"),
+    "scale_lr": get_args(LearningRateScale),
 }
 _FLAGS = (
     *("pin_memory", "persistent_workers", "in_order", "channels_last", "compile", "cudnn_benchmark"),

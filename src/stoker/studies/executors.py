@@ -7,13 +7,26 @@ from typing import Any, Protocol
 
 import msgspec
 
+from stoker.analysis.convergence import difference
 from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import CandidateTrial, Limit, Machine, Outcome, Plan, Record, Task, Trial, WorkloadSpec
+from stoker.records import (
+    CandidateTrial,
+    Convergence,
+    Limit,
+    Machine,
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    Trial,
+    WorkloadSpec,
+)
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
+from stoker.studies.request import request_of
 
 
 class Finished(Record, frozen=True):
@@ -131,6 +144,8 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
     problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:
         outcome, problem = "failed", "no run of the plan finished within the budget"
+    if isinstance(record, Convergence):
+        outcome, problem = _ending(record)
     return Finished(
         outcome=outcome,
         figures=figures_of(record),
@@ -140,6 +155,14 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
         document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
         versions=_versions(record.machine if isinstance(record, Trial) else None),
     )
+
+
+def _ending(found: Convergence) -> tuple[Outcome, str | None]:
+    """Done where a seed finished with both sizes, else how the first training ended that did not."""
+    failed = next((run for run in found.runs if run.outcome != "done"), None)
+    if failed is None or difference(found).pairs:
+        return "done", None
+    return failed.outcome, failed.problem.sentence if failed.problem else None
 
 
 def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Trial:
@@ -220,7 +243,26 @@ def _with_weights(task: Task) -> Task:
     return msgspec.structs.replace(task, workload=spec, options=options)
 
 
-_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search}
+def _converge(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Convergence:
+    from stoker.studies.converge import converge
+
+    asked = request_of(task)
+    return converge(
+        _spec(task),
+        batch_size=asked.batch_size,
+        against=asked.against,
+        epochs=asked.epochs,
+        updates=asked.updates,
+        seeds=asked.seeds,
+        scale_lr=asked.scale_lr,
+        setting=task.setting,
+        device=task.device,
+        timeout_s=timeout_s,
+        on_event=on_event,
+    )
+
+
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search, "converge": _converge}
 
 
 def _spec(task: Task) -> Any:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stoker.analysis import thesis
+from stoker.analysis.frames import of_one_kind
 from stoker.analysis.overview import Overview, compared_rows
 from stoker.analysis.series import Rows, setting_text, wait_rows
 from stoker.records import Record, Trial
@@ -50,6 +52,7 @@ def study_page(
     reload_s: int | None = None,
 ) -> Page:
     """The page of a study's trials. `samples` are trials with their raw samples, whose waits and timeline are drawn.
+    A study of the thesis' presets is shown beside the figures of the thesis.
 
     A study without any finished trial has a page that says so.
     """
@@ -57,6 +60,10 @@ def study_page(
     if not frame.height or not {"workload", "model"} & set(frame.columns):
         notes = [*running, "No trial has finished yet."]
         return Page("study", about.name, about.title, (), (), _facts(about, None), notes, reload_s)
+    if about.kind == "converge":
+        return _convergence_page(frame, about, running, reload_s)
+    thesis_section = _thesis(frame, about.name)
+    frame = of_one_kind(frame)
     found = Overview(_short(frame), machines=about.machines)
     if about.kind == "search":
         sections = [*bottleneck_sections(found, against), _failures(found)]
@@ -72,6 +79,7 @@ def study_page(
         _gauges(found),
         _predictions(found),
         *(_against(frame, each) for each in against),
+        thesis_section,
         _samples(samples),
         _failures(found),
     ]
@@ -79,6 +87,42 @@ def study_page(
     cards = _cards(found, about)
     drawn = [section for section in sections if section.figures or section.tables]
     return Page("study", about.name, _subtitle(found, about), cards, drawn, _facts(about, found), notes, reload_s)
+
+
+def _thesis(frame: "pl.DataFrame", name: str) -> Section:
+    """The thesis' figures beside ours, for its presets."""
+    title = "Beside the thesis"
+    if thesis.preset_of(name) is None:
+        return Section(title)
+    beside = thesis.beside(name, frame)
+    rows = [[row["figure"], row["what"], row["thesis"] or "–", row["here"] or "–"] for row in beside.rows]
+    notes = Table("What differs", ["note"], [[note] for note in beside.notes])
+    return Section(title, tables=[Table("", ["figure", "what", "the thesis", "here"], rows), notes])
+
+
+def _convergence_page(frame: "pl.DataFrame", about: StudyAbout, running: Sequence[str], reload_s: int | None) -> Page:
+    """The page of a study that compares batch sizes by what they learn."""
+    cards, table = [], []
+    for row in frame.to_dicts():
+        pair = f"{row['against']} against {row['batch_size']}"
+        rate = f", learning rate {row['scale_lr']}" if row.get("scale_lr", "none") not in (None, "none") else ""
+        name = short_names([row["workload"]])[row["workload"]]
+        answer = row.get("finding") or row["outcome"].replace("_", " ")
+        cards.append(Card(about=f"{name}, {pair}{rate}", answer=f"{capital(answer)}."))
+        for prefix, size in (("", row["batch_size"]), ("against_", row["against"])):
+            metrics = [_plain(row.get(f"{prefix}{each}")) for each in ("metric_before", "metric", "validation_loss")]
+            seconds = row.get(f"{prefix}train_s")
+            took = "–" if seconds is None else format_seconds(seconds)
+            table.append([name, f"{size:,}", row.get("scale_lr") or "none", *metrics, took])
+    columns = ["workload", "batch", "learning rate", "metric before", "metric", "validation loss", "training"]
+    sections = [Section("What was learned", tables=[Table("", columns, table)], text="Means over the seeds.")]
+    section = _thesis(frame, about.name)
+    drawn = [*sections, *([section] if section.tables else [])]
+    return Page("study", about.name, about.title, cards, drawn, _facts(about, None), running, reload_s)
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _short(frame: "pl.DataFrame") -> "pl.DataFrame":
@@ -760,8 +804,25 @@ def _samples(trials: Sequence[Trial]) -> Section:
     name = done[0].workload
     subject = name.device if name.device.startswith("sleep:") else name.name
     text = f"{subject} on {name.data}: the workload whose settings differ most, at its best batch size."
+    epochs = _epoch_figure(done)
     waits = figure(title, rows, draw, note="The wait of each batch, in order.", alt="Wait of each batch in order")
-    return Section("Single runs", [waits, *timeline_figure(done[0]), *gauge_figure(done[0])], text)
+    return Section("Single runs", [*epochs, waits, *timeline_figure(done[0]), *gauge_figure(done[0])], text)
+
+
+def _epoch_figure(done: Sequence[Trial]) -> list[Figure]:
+    """The time of each epoch, of runs with at least three."""
+    rows = [
+        {"run": setting_text(trial.setting.batch_size, trial.setting.num_workers), "epoch": place, "epoch_s": seconds}
+        for trial in done[:1]
+        for place, seconds in enumerate(trial.timeline.epoch_s, start=1)
+    ]
+    if len(rows) < 3:
+        return []
+    first, later = rows[0]["epoch_s"], sorted(row["epoch_s"] for row in rows[1:])
+    middle = later[len(later) // 2]
+    title = f"The first epoch takes {format_seconds(first)}, the others {format_seconds(middle)} at the median"
+    draw = partial(charts.bars_in_order, x="epoch", y="epoch_s", x_title="epoch", y_title="seconds")
+    return [figure(title, rows, draw, note=f"With {rows[0]['run']}.", alt="Seconds of each epoch")]
 
 
 def _failures(found: Overview) -> Section:
