@@ -1,7 +1,7 @@
 """An executor that answers at once, and small grids: for tests of what surrounds a run."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.records import Extent, Machine, Outcome, Setting, Subject, Task, Trial
 from stoker.records.documents import labelled
-from stoker.studies.executors import Finished
+from stoker.studies.executors import Finished, OnFinished, Per
 from stoker.studies.study import Study, study
 
 GRID: dict[str, Any] = {
@@ -61,8 +61,16 @@ class QuickExecutor:
         self._outcomes, self._machine, self._wall_s = outcomes or {}, machine or this_machine(), wall_s
         self._before = before
 
-    def machine(self) -> Machine:
-        return self._machine
+    per: Per | None = None
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        self.begun = list(tasks)
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         with self._guard:
@@ -77,6 +85,10 @@ class QuickExecutor:
         finally:
             with self._guard:
                 self._at_once -= 1
+
+    def search(self, tasks: Sequence[Task], on_finished: OnFinished, **_: Any) -> None:
+        for place, task in enumerate(tasks):
+            on_finished(place, self.run(task, timeout_s=None, on_event=None))
 
     def stop(self) -> None:
         self.stopped.set()

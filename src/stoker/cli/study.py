@@ -1,11 +1,23 @@
 """`stoker study`: run, presets, list, status, show, export, import."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from stoker.cli.options import JsonOption, QuietOption, ReportOption, app, deliver, writable
+from stoker.cli.options import (
+    JsonOption,
+    PerOption,
+    QuietOption,
+    RayAddressOption,
+    RayOption,
+    ReportOption,
+    app,
+    deliver,
+    ray_executor,
+    writable,
+)
 from stoker.errors import InputError
 
 study_app = typer.Typer(
@@ -55,6 +67,9 @@ def run_study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and how long it should take.")
     ] = False,
+    ray: RayOption = False,
+    ray_address: RayAddressOption = None,
+    per: PerOption = None,
     report: ReportOption = None,
     events: Annotated[bool, typer.Option("--events", help="Print one JSON line a trial.")] = False,
     json: JsonOption = False,
@@ -73,14 +88,20 @@ def run_study(
         raise InputError("--events streams lines and --json prints one document; choose one")
     budget_s = parse_seconds(budget) if budget else None
     found = study(grid, db=db, scale=scale)
+    on_ray = ray_executor(ray, ray_address, per, quiet=quiet)
+    if on_ray is not None and jobs != 1:
+        raise InputError(
+            "--jobs is for this machine; with --ray as many trials run at once as the cluster has room for"
+        )
     if dry_run:
-        forecast = found.forecast(only=only or (), repeats=repeats)
+        with on_ray or nullcontext() as executor:
+            forecast = found.forecast(executor=executor, only=only or (), repeats=repeats)
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
     writable(report, "--report")
     live = LiveReport(found, report) if report else None
-    with Show(quiet=quiet) as progress:
+    with on_ray or nullcontext() as executor, Show(quiet=quiet) as progress:
         reporter = _Reporter(found, progress, prints_lines=events, quiet=quiet)
 
         def on_progress(at: Any) -> None:
@@ -90,6 +111,7 @@ def run_study(
 
         try:
             summary = found.run(
+                executor=executor,
                 only=only or (),
                 repeats=repeats,
                 budget_s=budget_s,
@@ -151,8 +173,14 @@ class _Reporter:
             what = f"waiting for process {other.owner.pid}{place}"
         else:
             cells = [self._cells[key] for key in at.running]
-            what = "; ".join(", ".join(f"{name}={cell[name]}" for name in self._axes if name in cell) for cell in cells)
+            texts = [", ".join(f"{name}={cell[name]}" for name in self._axes if name in cell) for cell in cells]
+            more = f"; and {len(texts) - _MOST_RUNNING:,} more" if len(texts) > _MOST_RUNNING else ""
+            what = "; ".join(texts[:_MOST_RUNNING]) + more
         self._show.progress(f"{what or 'finishing'}{left}", at.done, at.of)
+
+
+_MOST_RUNNING = 3
+"""Of the runs under way, so many are named."""
 
 
 @study_app.command()

@@ -135,12 +135,15 @@ class Study:
         on_event: OnEvent | None = None,
     ) -> Summary:
         """Run what has no outcome yet on this machine, and what `retry` names, until nothing is left or the budget is
-        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's."""
+        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's. With a `RayExecutor` the nodes
+        of a cluster run the tasks, as many at once as have room; what any node has run is done."""
         _check_run(repeats, budget_s, jobs, retry)
+        if jobs > 1 and executor is not None and executor.per is not None:
+            raise InputError(f"a cluster runs as many trials at once as it has room for; leave out jobs, got {jobs}")
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
         with Store(self.store_path) as store:
             store.check()
@@ -178,7 +181,7 @@ class Study:
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
         slots = len(wanted) * self.grid.repeats
         cells = tuple(asked.values for key, asked in self.tasks.items() if key in wanted)
