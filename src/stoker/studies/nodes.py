@@ -69,8 +69,8 @@ def _digest(path: str) -> str | None:
 
 class Runner:
     """Runs tasks on a node, one at a time. `folder` is the driver's current folder: relative paths are as they are
-    there, unless Ray has brought files along (`brings_files`). With `share=(n, of)` it has one of so many equal shares of
-    the node's CPUs, and the one GPU that Ray gives it."""
+    there, unless Ray has brought files along (`brings_files`). With `share=(n, of)` it has the n-th of so many equal
+    shares of the node's CPUs, and the one GPU that Ray gives it."""
 
     def __init__(self, folder: str, brings_files: bool, share: tuple[int, int] | None) -> None:
         if not brings_files and Path(folder).is_dir():

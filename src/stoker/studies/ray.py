@@ -39,15 +39,13 @@ class RayRules(Record, frozen=True):
     """How long to wait for a cluster."""
 
     connect_s: float = 5.0
-    """For an answer from its address: Ray itself would try for minutes."""
+    """For an answer from its address, or from a node's: Ray itself would try for minutes."""
     first_look_s: float = 60.0
     """For all nodes to begin. Those that begin later, such as nodes in use, join later."""
     look_every_s: float = 5.0
     """How often to look for nodes that joined: short beside the start of a node."""
     patience_s: float = 120.0
     """For a node, when all were lost: an autoscaler replaces one within minutes."""
-    node_death_s: float = 10.0
-    """How long to ask whether the node went with its worker: Ray notices the worker first."""
     most_ends: int = 3
     """How often a node's worker may end before the node is left out."""
 
@@ -333,6 +331,7 @@ class RayExecutor:
         if self._is_stopped:
             return "the study was stopped"
         if not self._is_alive(seat.node_id):
+            self._left_out.add(place)
             self._say(f"node {seat.name} was lost; what it ran is run again")
             return f"node {seat.name} was lost while it ran this"
         self._ends[place] = self._ends.get(place, 0) + 1
@@ -343,14 +342,11 @@ class RayExecutor:
         return sentence
 
     def _is_alive(self, node_id: str) -> bool:
-        """Whether a node outlived its worker. Ray may notice the end of the node a moment after that of the worker."""
-        deadline = monotonic() + RULES.node_death_s
-        while monotonic() < deadline and not self._is_stopped:
-            if not any(node["NodeID"] == node_id and node["Alive"] for node in self._ray.nodes()):
-                return False
-            with self._changed:
-                self._changed.wait(0.5)
-        return True
+        """Whether a node outlived its worker. Ray may learn of its end half a minute later, so the node is asked."""
+        for node in self._ray.nodes():
+            if node["NodeID"] == node_id and node["Alive"]:
+                return _silence(node["NodeManagerAddress"], node["NodeManagerPort"]) is None
+        return False
 
     def _kill(self, seat: _Seat) -> None:
         with suppress(Exception):  # it may have ended, or the cluster with it
@@ -410,10 +406,18 @@ def _check_address(address: str) -> None:
         if address == "auto":
             return
         raise InputError(f"{address!r} is no address of a Ray cluster; write it like 10.0.0.1:6379, or auto")
+    problem = _silence(host.strip("[]"), int(port))
+    if problem is not None:
+        raise MachineError(f"no Ray cluster answers at {address}: {problem}")
+
+
+def _silence(host: str, port: int) -> str | None:
+    """Why nobody answers at a port; None where somebody does."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=RULES.connect_s).close()
+        socket.create_connection((host, port), timeout=RULES.connect_s).close()
     except OSError as error:
-        raise MachineError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+        return error.strerror or str(error)
+    return None
 
 
 def _names(seats: Iterable[_Seat]) -> str:
