@@ -32,7 +32,6 @@ def common(
 
 
 # Commands register themselves, in the order in which help lists them.
-from stoker.cli import doctor, profile, run, limit, probe, predict, tune, prepare, converge, study, report, compare  # noqa: E402, F401, I001
 
 
 class _Signals:

@@ -17,6 +17,7 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    Ranking,
     ScriptAnswer,
     Stalls,
     Trial,
@@ -103,6 +104,13 @@ def convergence_text(convergence: Convergence) -> str:
     from stoker.report.views.convergence import convergence_view
 
     return _text(convergence_view(convergence))
+
+
+def ranking_text(ranking: Ranking) -> str:
+    """The tables of `stoker search`."""
+    from stoker.report.views.search import ranking_view
+
+    return _text(ranking_view(ranking))
 
 
 def _text(view: RenderableType) -> str:

@@ -19,6 +19,7 @@ RENDERERS: dict[str, str] = {
     "Machine": "stoker.integrations.display:machine_text",
     "Comparison": "stoker.integrations.display:compared_text",
     "Convergence": "stoker.integrations.display:convergence_text",
+    "Ranking": "stoker.integrations.display:ranking_text",
 }
 """The function that makes the text of a record, as `module:function`, by the name of the record's class."""
 HTML_RENDERERS: dict[str, str] = dict.fromkeys(RENDERERS, "stoker.integrations.notebook:record_html")

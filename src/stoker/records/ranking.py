@@ -24,10 +24,10 @@ ItemsSource = Literal["files", "decoded", "prepared", "memory"]
 """Where a candidate's items came from: their files, decoded images that an earlier candidate left in memory, its
 prepared items, or batches that were loaded before the clock started."""
 
-SEARCH_STAGES = ("read", "build", "move", "split", "prefix", "choose", "load", "copy", "infer", "score", "resample")
+SEARCH_STAGES = ("read", "build", "move", "split", "prefix", "start", "load", "copy", "infer", "score", "resample")
 STAGE_GROUPS: dict[str, tuple[str, ...]] = {
-    "prepare": ("read", "build", "move", "split", "prefix", "choose"),
-    "load data": ("load",),
+    "prepare": ("read", "build", "move", "split", "prefix"),
+    "load data": ("start", "load"),
     "inference": ("copy", "infer"),
     "score": ("score", "resample"),
 }
@@ -115,10 +115,11 @@ class CandidateStages(Record, frozen=True):
     `read_s` is the time of reading its weights file, which held a share of `read_resident` in the page cache before (0
     is cold, 1 is warm, None without a file); `read_wait_s` is how long the candidate waited for it: the rest ran beside
     the candidate before. `split_s`: dividing the model into blocks. `prefix_s`: for a part, running the blocks before
-    it, a sample a batch, items included. `choose_s`: measuring which batch size and how many workers to use.
+    it, a sample a batch, items included.
 
-    `load_s`, `copy_s` and `infer_s` have a sample a batch, `batch_items` its items. The first `load_s` includes the
-    start of the workers, `start_s`. `score_s` is by score, `resample_s` the same for the subsets of its interval.
+    `start_s` is opening the set: listing its files. `load_s`, `copy_s` and `infer_s` have a sample a batch,
+    `batch_items` its items; `load_s` is how long the loop waited, with workers less than what loading took. `score_s`
+    is by score, `resample_s` the same for the subsets of its interval.
     """
 
     read_s: tuple[float, ...] = ()
@@ -128,7 +129,6 @@ class CandidateStages(Record, frozen=True):
     move_s: float = 0.0
     split_s: float = 0.0
     prefix_s: tuple[float, ...] = ()
-    choose_s: float = 0.0
     start_s: float = 0.0
     load_s: tuple[float, ...] = ()
     copy_s: tuple[float, ...] = ()
