@@ -26,17 +26,18 @@ class TwoNodes:
     """A cluster of a head and one more node, one CPU each. `address` is for `--ray-address`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, errors = folder, folder / "errors"
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.studies.clusters"],
             cwd=Path(__file__).parents[2],
             env={**os.environ, **LOOPBACK, "RAY_TMPDIR": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=errors.open("w"),
             text=True,
         )
         self.address = self._answer()
+        assert self.address, errors.read_text()
 
     def kill_node(self) -> None:
         """Kill all processes of the second node."""

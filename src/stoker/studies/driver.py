@@ -67,6 +67,12 @@ class Summary(Record, frozen=True):
     lost: int = 0
 
 
+def place_of(executor: Executor) -> Place:
+    """Where an executor's tasks are run: on this machine, or on any node that there is now."""
+    machines = tuple(fingerprint_of(machine) for machine in executor.machines())
+    return machines[0] if executor.per is None else Cluster(executor.per, machines)
+
+
 class Driver:
     """One process' part in a study. `run` may be called once."""
 
@@ -94,7 +100,6 @@ class Driver:
         self._clock = clock
         self._began = clock()
         self._deadline = math.inf if budget_s is None else self._began + budget_s
-        self._fingerprints: dict[int, str] = {}
         self._stored: set[str] = set()
         self._seconds: dict[str, list[float]] = {}
         self._retries: dict[Slot, int] = {}
@@ -137,18 +142,11 @@ class Driver:
 
     @property
     def _place(self) -> Place:
-        """Where the slots are to be run: on this machine, or on any node that there is now."""
-        machines = tuple(self._fingerprint(machine) for machine in self._executor.machines())
-        return machines[0] if self._executor.per is None else Cluster(self._executor.per, machines)
-
-    def _fingerprint(self, machine: Machine) -> str:
-        if id(machine) not in self._fingerprints:
-            self._fingerprints[id(machine)] = fingerprint_of(machine)
-        return self._fingerprints[id(machine)]
+        return place_of(self._executor)
 
     def _known(self, machine: Machine) -> str:
         """The machine's fingerprint, once the store has its facts."""
-        fingerprint = self._fingerprint(machine)
+        fingerprint = fingerprint_of(machine)
         if fingerprint not in self._stored:
             self._store.add_machine(fingerprint, facts_of(machine))
             self._stored.add(fingerprint)

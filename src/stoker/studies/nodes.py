@@ -43,6 +43,13 @@ class Node(Record, frozen=True):
         return {"stoker": software.stoker, "torch": software.torch, "python": software.python}
 
 
+class Candidate(Record, frozen=True):
+    """A candidate of a search that is over, by its place among those that the node was given."""
+
+    index: int
+    finished: Finished
+
+
 def needed_paths(tasks: Iterable[Task]) -> tuple[NeededPath, ...]:
     """The files and folders that these tasks name: the user's files, folders of data, files of weights."""
     found: dict[str, NeededPath] = {}
@@ -96,18 +103,16 @@ class Runner:
         return msgspec.msgpack.encode(execute(decode(task, Task), timeout_s=timeout_s))
 
     def search(self, tasks: bytes, host_memory_bytes: int | None, timeout_s: float | None) -> Iterator[bytes]:
-        """Run candidates of a search one after another, and give each result as soon as it is there."""
+        """Run candidates of a search one after another; each gives a `Candidate` as soon as it is over."""
         listed = decode(tasks, tuple[Task, ...])
-        results: queue.SimpleQueue[Finished | BaseException | None] = queue.SimpleQueue()
+        results: queue.SimpleQueue[Candidate | BaseException | None] = queue.SimpleQueue()
+
+        def ended(index: int, finished: Finished) -> None:
+            results.put(Candidate(index=index, finished=finished))
 
         def run() -> None:
             try:
-                LocalExecutor().search(
-                    listed,
-                    lambda _, finished: results.put(finished),
-                    host_memory_bytes=host_memory_bytes,
-                    timeout_s=timeout_s,
-                )
+                LocalExecutor().search(listed, ended, host_memory_bytes=host_memory_bytes, timeout_s=timeout_s)
                 results.put(None)
             except BaseException as error:
                 results.put(error)

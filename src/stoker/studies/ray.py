@@ -6,10 +6,11 @@ nothing again: what was lost is recorded, and the driver gives the task out once
 """
 
 import os
+import queue
 import signal
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,9 +27,9 @@ from stoker.machine import inspect
 from stoker.machine.cpu import worker_processes
 from stoker.packages import optional
 from stoker.records import Machine, Record, Task, decode, encode
-from stoker.studies.executors import Finished, Per
+from stoker.studies.executors import Finished, OnFinished, Per
 from stoker.studies.fingerprint import fingerprint_of
-from stoker.studies.nodes import NeededPath, Node, Runner, needed_paths
+from stoker.studies.nodes import Candidate, NeededPath, Node, Runner, needed_paths
 from stoker.studies.ray_cluster import LocalCluster, prepare_environment
 from stoker.units import format_count
 
@@ -46,6 +47,10 @@ class RayRules(Record, frozen=True):
     """How often to look for nodes that joined: short beside the start of a node."""
     patience_s: float = 120.0
     """For a node, when all were lost: an autoscaler replaces one within minutes."""
+    search_poll_s: float = 0.5
+    """How often a search looks for nodes that have become free."""
+    most_losses: int = 2
+    """How often a candidate of a search is tried again whose node was lost; as for runs of a study."""
     most_ends: int = 3
     """How often a node's worker may end before the node is left out."""
 
@@ -167,6 +172,71 @@ class RayExecutor:
             return self._of(seat, _lost(self._end_of(seat, error), began, perf_counter() - clock))
         self._give_back(seat)
         return self._of(seat, msgspec.msgpack.decode(answer, type=Finished))
+
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """Run the candidates of a search, some on each node at a time: those of one node share what they read. What a
+        lost node had not finished goes to another one."""
+        left, open_places = deque(range(len(tasks))), set(range(len(tasks)))
+        results: queue.SimpleQueue[tuple[int, Finished]] = queue.SimpleQueue()
+
+        def run(seat: _Seat, places: Sequence[int]) -> None:
+            share = encode(tuple(tasks[place] for place in places))
+            for index, finished in self._searched(seat, share, len(places), host_memory_bytes, timeout_s):
+                results.put((places[index], finished))
+
+        losses: Counter[int] = Counter()
+        try:
+            while open_places:
+                room = self.at_once(len(tasks))
+                while left and self._free:
+                    seat = self._take()
+                    if seat is None:
+                        break
+                    places = [left.popleft() for _ in range(max(1, len(left) // (2 * max(1, room))))]
+                    threading.Thread(target=run, args=(seat, places), name="stoker-search", daemon=True).start()
+                with suppress(queue.Empty):
+                    place, finished = results.get(timeout=RULES.search_poll_s)
+                    losses[place] += finished.is_lost
+                    if finished.is_lost and losses[place] <= RULES.most_losses:
+                        left.appendleft(place)
+                        continue
+                    open_places.discard(place)
+                    on_finished(place, finished)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _searched(
+        self, seat: _Seat, share: bytes, count: int, host_memory_bytes: int | None, timeout_s: float | None
+    ) -> Iterator[tuple[int, Finished]]:
+        """What became of each candidate of a seat's share, in the order in which they end; all of them, also where the
+        seat was lost."""
+        began, clock, open_places = datetime.now(UTC), perf_counter(), set(range(count))
+        try:
+            method = seat.actor.search.options(num_returns="streaming")
+            for answer in method.remote(share, host_memory_bytes, timeout_s):
+                candidate = msgspec.msgpack.decode(self._ray.get(answer), type=Candidate)
+                open_places.discard(candidate.index)
+                yield candidate.index, self._of(seat, candidate.finished)
+        except self._ray.exceptions.RayTaskError as error:
+            problem = f"the node could not run it: {_last_line(error)}"
+            failed = Finished(outcome="failed", figures={}, began=began, wall_s=perf_counter() - clock, problem=problem)
+            self._give_back(seat)
+        except self._ray.exceptions.RayError as error:
+            failed = _lost(self._end_of(seat, error), began, perf_counter() - clock)
+        else:
+            self._give_back(seat)
+            failed = _lost(f"node {seat.name} gave no answer", began, perf_counter() - clock)
+        for index in sorted(open_places):
+            yield index, self._of(seat, failed)
 
     def stop(self) -> None:
         with self._changed:
