@@ -280,7 +280,7 @@ def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...
     is_limit = found.grid.kind == "limit"
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
-    not_run = sum(machine.missing for machine in found.status().machines)
+    not_run = found.status().missing
     if is_limit:
         return limit_finding_view(best, counts, not_run)
     return finding_view(best, counts, not_run, by_item=comparable(trials, by=by)[1])

@@ -329,6 +329,15 @@ class Store:
             found[row["machine"]] = Counts(outcomes, before.slots + row["asked"], before.attempts + row["attempts"])
         return found
 
+    def clusters(self, study: str) -> dict[str, Per]:
+        """The machines that are nodes of a cluster, by fingerprint, and what of a node a trial took."""
+        rows = self._rows(
+            "SELECT DISTINCT machine, json_extract(figures, '$.per') AS per FROM trials WHERE per IS NOT NULL "
+            "AND key IN (SELECT key FROM study_tasks WHERE study = ? AND asked = 1)",
+            (study,),
+        )
+        return {row["machine"]: row["per"] for row in rows}
+
     def last_attempts(self, place: Place) -> dict[Slot, tuple[str, int]]:
         """The outcome and number of the last attempt at every slot that was run at this place."""
         where, values = _at(place)
@@ -354,15 +363,16 @@ class Store:
 
     @staticmethod
     def _claims(rows: Iterable[sqlite3.Row]) -> list[Claim]:
-        return [
-            Claim(row["key"], row["repeat"], row["machine"], decode(row["owner"].encode(), Owner), row["since"])
-            for row in rows
-        ]
+        owners: dict[str, Owner] = {}  # a driver of a cluster has a claim for each node
+        for row in (listed := list(rows)):
+            if row["owner"] not in owners:
+                owners[row["owner"]] = decode(row["owner"].encode(), Owner)
+        return [Claim(row["key"], row["repeat"], row["machine"], owners[row["owner"]], row["since"]) for row in listed]
 
     def _live_claims(self, db: sqlite3.Connection) -> list[Claim]:
         """Claims of living owners; the others are removed."""
         alive: list[Claim] = []
-        lives: dict[Owner, bool] = {}  # a driver of a cluster has a claim for each node
+        lives: dict[Owner, bool] = {}
         for claim in self._claims(db.execute("SELECT * FROM claims").fetchall()):
             if claim.owner not in lives:
                 lives[claim.owner] = is_alive(claim.owner, self.path)

@@ -16,7 +16,7 @@ from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
 from stoker.studies.grid import Asked, Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
-from stoker.studies.store import Slot, Store, TrialRow
+from stoker.studies.store import Cluster, Slot, Store, TrialRow
 from stoker.units import format_count
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class Change(Record, frozen=True):
 
 
 class MachineStatus(Record, frozen=True):
-    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced."""
+    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced. For a node of a
+    cluster `missing` counts what no node of it has run."""
 
     machine: str
     label: str
@@ -79,7 +80,8 @@ class RunningTrial(Record, frozen=True):
 
 
 class Status(Record, frozen=True):
-    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats."""
+    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats. `missing`
+    counts those that a machine of its own has not run, and those that no node of a cluster has run."""
 
     name: str
     kind: str
@@ -90,6 +92,7 @@ class Status(Record, frozen=True):
     machines: tuple[MachineStatus, ...]
     running: tuple[RunningTrial, ...]
     no_longer_asked: int
+    missing: int = 0
 
 
 class Forecast(Record, frozen=True):
@@ -270,6 +273,11 @@ class Study:
             cells = store.cells(self.name)
             counts = store.counts(self.name, self.grid.repeats)
             machines = store.machines()
+            clusters = store.clusters(self.name)
+            ran = {machine: count.slots for machine, count in counts.items()}
+            for per in set(clusters.values()):
+                nodes = tuple(machine for machine in ran if clusters.get(machine) == per)
+                ran |= dict.fromkeys(nodes, self._ran(store, Cluster(per, nodes), cells))
             running = tuple(
                 RunningTrial(values=cells[each.key][0], repeat=each.repeat, since=each.since, pid=each.owner.pid)
                 for each in store.claims()
@@ -282,7 +290,7 @@ class Study:
                 machine=machine,
                 label=label(machines.get(machine, {})),
                 outcomes=count.outcomes,
-                missing=0 if self.source == "import" else slots - count.slots,
+                missing=0 if self.source == "import" else slots - ran[machine],
                 attempts=count.attempts,
             )
             for machine, count in counts.items()
@@ -297,7 +305,13 @@ class Study:
             machines=parts,
             running=running,
             no_longer_asked=len(cells) - tasks,
+            missing=sum({clusters.get(part.machine, part.machine): part.missing for part in parts}.values()),
         )
+
+    def _ran(self, store: Store, cluster: Cluster, cells: Mapping[str, tuple[Any, bool]]) -> int:
+        """How many of the slots that the grid asks for any node of a cluster has run."""
+        asked = {key for key, (_, is_asked) in cells.items() if is_asked}
+        return sum(1 for slot in store.last_attempts(cluster) if slot.key in asked and slot.repeat < self.grid.repeats)
 
     def rows(self, *, documents: bool = False, keys: Sequence[str] | None = None) -> list[TrialRow]:
         """Every trial of the tasks that the grid asks for, all attempts, as they are stored. `keys` chooses tasks."""
