@@ -86,9 +86,17 @@ class QuickExecutor:
             with self._guard:
                 self._at_once -= 1
 
-    def search(self, tasks: Sequence[Task], on_finished: OnFinished, **_: Any) -> None:
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
         for place, task in enumerate(tasks):
-            on_finished(place, self.run(task, timeout_s=None, on_event=None))
+            on_finished(place, self.run(task, timeout_s=timeout_s, on_event=on_event))
 
     def stop(self) -> None:
         self.stopped.set()

@@ -9,6 +9,7 @@ import shutil
 from rich.console import Console, RenderableType
 
 from stoker.records import (
+    CandidateTrial,
     Comparison,
     Convergence,
     Limit,
@@ -104,6 +105,13 @@ def convergence_text(convergence: Convergence) -> str:
     from stoker.report.views.convergence import convergence_view
 
     return _text(convergence_view(convergence))
+
+
+def candidate_text(trial: CandidateTrial) -> str:
+    """One candidate of a search: its stages and its scores."""
+    from stoker.report.views.search import candidate_view
+
+    return _text(candidate_view(trial))
 
 
 def ranking_text(ranking: Ranking) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from stoker.measure.session import outcome_of
 from stoker.ranking.features import Collected, FeatureTap
 from stoker.ranking.pace import Pace
 from stoker.ranking.reader import Reader
-from stoker.ranking.resampling import score_model
+from stoker.ranking.resampling import RESAMPLING, score_model
 from stoker.ranking.scores import SCORES
 from stoker.ranking.states import StateStore
 from stoker.ranking.static import static_figure
@@ -269,14 +270,8 @@ class _Candidate:
         given: dict[str, Any] = {"features": features}
         if probabilities is not None:
             given |= {"source_probabilities": probabilities, "source_labels": probabilities.argmax(axis=1)}
-        samples: list[ScoreSample] = []
-        problems: dict[str, str] = {}
-        for number, name in enumerate(names):
-            self._emit(Progress(what=f"{self._known['model']}: scoring", done=number, of=len(names)))
-            try:
-                samples += score_model(labels, **given, scores=(name,))
-            except InputError as error:
-                problems[name] = str(error)
+        self._emit(Progress(what=f"{self._known['model']}: scoring", done=0, of=len(names)))
+        samples, problems = _scored(labels, given, names)
         self._stages["score_s"] = {each.score: each.seconds for each in samples}
         self._stages["resample_s"] = {each.score: each.resample_s for each in samples}
         self._known |= {"scores": tuple(samples), "score_problems": problems}
@@ -475,6 +470,22 @@ class _Extraction:
                 "score against: its batches must be (inputs, classes), or a mapping with labels"
             )
         return loaded.labels
+
+
+def _scored(labels: Any, given: dict[str, Any], names: Sequence[str]) -> tuple[tuple[ScoreSample, ...], dict[str, str]]:
+    """The scores, and the sentence of each that cannot be computed. All are computed in one call, so that they share
+    the time of their subsets; only where that fails, one after another shows which cannot be."""
+    try:
+        return score_model(labels, **given, scores=names), {}
+    except InputError:
+        problems: dict[str, str] = {}
+    for name in names:
+        try:
+            score_model(labels, **given, scores=(name,), rules=msgspec.structs.replace(RESAMPLING, resamples=0))
+        except InputError as error:
+            problems[name] = str(error)
+    good = tuple(name for name in names if name not in problems)
+    return (score_model(labels, **given, scores=good) if good else ()), problems
 
 
 def score_names(text: str) -> tuple[str, ...]:

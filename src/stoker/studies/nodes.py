@@ -58,8 +58,11 @@ def needed_paths(tasks: Iterable[Task]) -> tuple[NeededPath, ...]:
         if spec is None:
             continue
         file = spec.spec.rpartition(":")[0] or spec.spec
-        if spec.from_function and file.endswith(".py") and file not in found:
-            found[file] = NeededPath(path=file, digest=_digest(file))
+        if spec.from_function and file.endswith(".py"):
+            if file not in found:
+                found[file] = NeededPath(path=file, digest=_digest(file))
+        elif spec.spec.startswith("hf/") and Path(spec.spec[3:]).is_dir():
+            found.setdefault(spec.spec, NeededPath(path=spec.spec[3:]))
         if spec.data is not None and spec.data not in (*KINDS, "device"):
             found.setdefault(spec.data, NeededPath(path=spec.data))
         if spec.weights is not None:

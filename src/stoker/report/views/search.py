@@ -45,6 +45,20 @@ def ranking_view(found: Ranking) -> RenderableType:
     return Group(*lines)
 
 
+def candidate_view(trial: CandidateTrial) -> RenderableType:
+    """One candidate: what it cost and scored, or why it failed."""
+    about = f" · {trial.data} · {format_count(trial.items, 'item')}, {trial.classes:,} classes · {trial.part}"
+    lines: list[RenderableType] = [Text.assemble((trial.model, "bold"), f"{about} · {trial.device}"), Text()]
+    lines += [Text(f"{each.score}: {_figure(each.value, 3)}") for each in trial.scores]
+    lines += [Text(f"{name} cannot be computed: {why}", style="yellow") for name, why in trial.score_problems.items()]
+    if trial.stages.batch_items:
+        lines += [_stages([trial]), *_setting_lines([trial])]
+    if trial.outcome != "done":
+        lines.append(Text(_failure(trial), style="red"))
+    lines += [Text(f"note: {note}", style="dim") for note in trial.notes]
+    return Group(*lines)
+
+
 def _headline(found: Ranking) -> Text:
     done = next((each for each in found.candidates if each.outcome == "done"), None)
     what = ""
@@ -72,49 +86,77 @@ def _answers(found: Ranking) -> list[str]:
         why = "is of different data sets" if ranked.static_mixed else "is not known for every candidate"
         sentences.append(f"The published accuracy {why}, so the scores are ranked alone.")
     if not ranked.resamples:
-        sentences.append("There are too few items for intervals: only equal ranks are ties.")
+        sentences.append("There are too few resamples for intervals: only equal ranks are ties.")
     return sentences
 
 
-def _ranked(found: Ranking) -> Table:
-    ranked = found.ranked
-    assert ranked is not None
-    shown = [each.score for each in ranked.models[0].scores]
+def _ranked(found: Ranking) -> RenderableType:
+    """The order, with what decided it. More than two scores have tables of their own: they would not fit beside."""
+    assert found.ranked is not None
+    models = found.ranked.models
+    shown = [each.score for each in models[0].scores]
+    together = len(shown) <= _BESIDE
+    table = _model_table(models, ("mean rank", "static", *(shown if together else ())))
+    for each in models:
+        figures = _score_cells(each, shown if together else ())
+        mean = _with_interval(each.mean_rank, each.low, each.high)
+        table.add_row(_place(each, models), each.model, mean, _static(each), *figures)
+    if together:
+        return table
+    more = []
+    for start in range(0, len(shown), _A_TABLE):
+        names = shown[start : start + _A_TABLE]
+        more.append(_model_table(models, names))
+        for each in models:
+            more[-1].add_row(_place(each, models), each.model, *_score_cells(each, names))
+    return Group(table, *more)
+
+
+def _score_cells(model: RankedModel, names: Sequence[str]) -> list[str]:
+    return [_with_interval(each.value, each.low, each.high) for each in model.scores if each.score in names]
+
+
+_BESIDE = 2
+_A_TABLE = 3
+"""Scores that fit beside a name in 80 columns, with their intervals: with the mean rank, and without."""
+
+
+def _model_table(models: Sequence[RankedModel], titles: Sequence[str]) -> Table:
     table = _table()
     table.add_column("place", justify="right", no_wrap=True)
-    table.add_column("model", overflow="fold")
-    table.add_column("mean rank", justify="right", no_wrap=True)
-    table.add_column("static", justify="right", no_wrap=True)
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("params", justify="right", no_wrap=True)
-    places = [each.place for each in ranked.models]
-    for each in ranked.models:
-        tie = "=" if places.count(each.place) > 1 else ""
-        table.add_row(
-            f"{tie}{each.place}",
-            each.model,
-            _with_interval(each.mean_rank, each.low, each.high, 2),
-            "–" if each.static.accuracy is None else f"{each.static.accuracy:.1f} %",
-            *(_with_interval(score.value, score.low, score.high, 3) for score in each.scores),
-            _millions(each),
-        )
+    table.add_column("model", overflow="fold", min_width=min(18, max(len(each.model) for each in models)))
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
-def _with_interval(value: float, low: float | None, high: float | None, digits: int) -> str:
-    text = _figure(value, digits)
-    return text if low is None or high is None else f"{text}\n{_figure(low, digits)} … {_figure(high, digits)}"
+def _place(model: RankedModel, models: Sequence[RankedModel]) -> str:
+    shared = sum(each.place == model.place for each in models) > 1
+    return f"{'=' if shared else ''}{model.place}"
+
+
+def _static(model: RankedModel) -> str:
+    """Published accuracy and parameters."""
+    accuracy = "–" if model.static.accuracy is None else f"{model.static.accuracy:.1f} %"
+    return accuracy if model.static.parameters is None else f"{accuracy}\n{_count(model.static.parameters)}"
+
+
+def _with_interval(value: float, low: float | None, high: float | None) -> str:
+    text = _figure(value, 3)
+    if low is None or high is None:
+        return text
+    digits = 2 if high - low >= _NARROW else 3
+    return f"{text}\n{_figure(low, digits)} … {_figure(high, digits)}"
+
+
+_NARROW = 0.05
+"""An interval that is narrower needs one digit more."""
 
 
 def _figure(value: float, digits: int) -> str:
     """Scores are near 1; one that is not is written with as many significant digits."""
-    return f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.{digits + 1}g}"
-
-
-def _millions(model: RankedModel) -> str:
-    count = model.static.parameters
-    return "–" if count is None else _count(count)
+    text = f"{value:.{digits}f}" if abs(value) < 1000 else f"{value:.{digits + 1}g}"
+    return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 def _count(count: int) -> str:
@@ -178,7 +220,7 @@ def _failure(trial: CandidateTrial) -> str:
 
 
 def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
 
 
 # ---------------------------------------------------------------- before it runs
