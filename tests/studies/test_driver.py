@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import Interrupted, MachineError
 from stoker.records import Task
 from stoker.studies.driver import Driver, Progress
-from stoker.studies.store import Cluster, Slot, Store, TrialRow
+from stoker.studies.store import Cluster, Place, Slot, Store, TrialRow
 from tests.studies.quick import QuickCluster, QuickExecutor, other_machine, seconds_of, small_study, this_machine
 
 
@@ -188,9 +188,9 @@ def test_drivers_that_retry_the_same_do_it_once(tmp_path: Path) -> None:
         with store:
             real = store.wall_seconds
 
-            def wall_seconds(machine: str) -> Any:
+            def wall_seconds(place: Place) -> Any:
                 barrier.wait()  # all have read which attempts there are before the first one retries
-                return real(machine)
+                return real(place)
 
             store.wall_seconds = wall_seconds  # type: ignore[method-assign]
             Driver(store, tasks, executors[number], jobs=3, retry=["oom"]).run()

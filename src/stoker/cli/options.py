@@ -1,13 +1,17 @@
 """Shared by the commands: the app, common options, and the output of an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
 from stoker.errors import InputError
 from stoker.records.task import StartMethod
+
+if TYPE_CHECKING:
+    from stoker.studies.ray import RayExecutor
 
 app = typer.Typer(
     help="Finds what starves a deep-learning pipeline, and feeds it.",
@@ -94,19 +98,24 @@ def writable(save: Path | None, option: str = "--save") -> None:
         check_target(save)
 
 
-def ray_executor(ray: bool, address: str | None, per: Literal["node", "gpu"] | None, *, quiet: bool) -> Any:
-    """The executor that these options ask for, connected; None where they ask for none."""
+@contextmanager
+def ray_executor(
+    ray: bool, address: str | None, per: Literal["node", "gpu"] | None, *, quiet: bool
+) -> Iterator["RayExecutor | None"]:
+    """The executor that these options ask for, connected and in the end closed; None where they ask for none."""
     if not ray and address is None:
         if per is not None:
             raise InputError("--per goes with --ray: it says what a run takes of the cluster")
-        return None
+        yield None
+        return
     from stoker.studies.ray import RayExecutor
 
     def note(sentence: str) -> None:
         if not quiet:
             typer.echo(sentence, err=True)
 
-    return RayExecutor(address, per=per or "node", on_note=note)
+    with RayExecutor(address, per=per or "node", on_note=note) as executor:
+        yield executor
 
 
 def report_to(path: Path | None, page: Callable[[], Any]) -> None:

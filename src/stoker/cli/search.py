@@ -1,6 +1,5 @@
 """The command `search`."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -91,8 +90,7 @@ def search(
 
     budget_s = parse_seconds(budget) if budget is not None else None
     host_memory_bytes = parse_bytes(host_memory) if host_memory is not None else None
-    on_ray = ray_executor(ray, ray_address, per, quiet=quiet)
-    with on_ray or nullcontext() as executor, Show(quiet=quiet) as progress:
+    with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         if dry_run:
             request = search_request(
                 models, data=data, score=score, part=part or "full", items=items, classes=classes, device=device

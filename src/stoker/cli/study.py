@@ -1,6 +1,5 @@
 """`stoker study`: run, presets, list, status, show, export, import."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -88,20 +87,19 @@ def run_study(
         raise InputError("--events streams lines and --json prints one document; choose one")
     budget_s = parse_seconds(budget) if budget else None
     found = study(grid, db=db, scale=scale)
-    on_ray = ray_executor(ray, ray_address, per, quiet=quiet)
-    if on_ray is not None and jobs != 1:
+    if jobs != 1 and (ray or ray_address is not None):
         raise InputError(
             "--jobs is for this machine; with --ray as many trials run at once as the cluster has room for"
         )
     if dry_run:
-        with on_ray or nullcontext() as executor:
+        with ray_executor(ray, ray_address, per, quiet=quiet) as executor:
             forecast = found.forecast(executor=executor, only=only or (), repeats=repeats)
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
     writable(report, "--report")
     live = LiveReport(found, report) if report else None
-    with on_ray or nullcontext() as executor, Show(quiet=quiet) as progress:
+    with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         reporter = _Reporter(found, progress, prints_lines=events, quiet=quiet)
 
         def on_progress(at: Any) -> None:

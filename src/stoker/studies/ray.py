@@ -9,12 +9,14 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -30,7 +32,7 @@ from stoker.records import Machine, Record, Task, decode, encode
 from stoker.studies.executors import Finished, OnFinished, Per
 from stoker.studies.fingerprint import fingerprint_of
 from stoker.studies.nodes import Candidate, NeededPath, Node, Runner, needed_paths
-from stoker.studies.ray_cluster import LocalCluster, prepare_environment
+from stoker.studies.ray_cluster import LocalCluster
 from stoker.units import format_count
 
 OnNote = Callable[[str], None]
@@ -263,22 +265,23 @@ class RayExecutor:
     def _connected(self, address: str | None) -> Any:
         """Ray, connected."""
         address = address or os.environ.get("RAY_ADDRESS")
-        if not address:
-            prepare_environment()
-        ray = optional("ray", extra="ray")
-        if ray.is_initialized():  # the caller's own connection, which stays as it is
-            return ray
+        if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+            return sys.modules["ray"]  # the caller's own connection, which stays as it is
+        if find_spec("ray") is None:
+            optional("ray", extra="ray")  # says how to install it
         if address:
             _check_address(address)
         else:
             cpus = worker_processes()
             self._local = LocalCluster(cpus)
             address = self._local.address
-            ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # where it was imported before
             self._on_note(
                 f"no cluster given (--ray-address, RAY_ADDRESS): using a local one with {format_count(cpus, 'CPU')}"
             )
         try:
+            ray = optional("ray", extra="ray")  # only now: it reads variables of the local cluster when it is imported
+            if self._local is not None:
+                ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # where it was imported before
             with _own_signals():
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR")
         except BaseException as error:

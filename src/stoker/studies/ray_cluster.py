@@ -29,7 +29,8 @@ class LocalCluster:
     """A cluster of one node. Raises MachineError if it cannot be started."""
 
     def __init__(self, cpus: int) -> None:
-        prepare_environment()
+        self._environ = {name: os.environ.get(name) for name in _environment()}
+        os.environ |= _environment()
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "stoker.studies.ray_cluster", str(cpus)],
             stdin=subprocess.PIPE,
@@ -53,14 +54,18 @@ class LocalCluster:
         """End the cluster; its processes and its folder are gone when this returns."""
         with suppress(OSError):
             self._keeper.communicate()
+        for name, value in self._environ.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
-def prepare_environment() -> None:
+def _environment() -> dict[str, str]:
     """Variables that this process and the keeper must share before Ray is imported: for the loopback address alone, no
     statistics, and a token. Ray reads the token once, so one process keeps one."""
     global _token
     _token = _token or secrets.token_hex(32)
-    os.environ |= {
+    return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # what Ray has for systems whose firewall would ask: loopback only
         "RAY_AUTH_MODE": "token",
