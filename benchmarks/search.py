@@ -147,7 +147,8 @@ def plain_loop(models: list[str], folder: Path, data: Path) -> dict[str, Any]:
         model.eval()
         transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
         images = torchvision.datasets.ImageFolder(str(data), transform)
-        features, labels = [], []
+        features: list[torch.Tensor] = []
+        labels: list[torch.Tensor] = []
         last = [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1]
         last.register_forward_pre_hook(lambda _, inputs, into=features: into.append(inputs[0]))
         with torch.inference_mode():
