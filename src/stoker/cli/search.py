@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import (
-    DeviceOption,
     ItemsOption,
     JsonOption,
     QuietOption,
@@ -46,9 +45,9 @@ def search(
     budget: Annotated[str | None, typer.Option(help="Begin no candidate that would end after this: 10m.")] = None,
     host_memory: Annotated[
         str | None,
-        typer.Option(help="For items kept between candidates: 8GiB.", show_default="a quarter of the free"),
+        typer.Option(help="For items kept between candidates: 8GiB.", show_default="a quarter of what is free"),
     ] = None,
-    device: DeviceOption = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     db: Annotated[Path, typer.Option("--db", help="The store of finished candidates, one SQLite file.")] = Path(
         "stoker.db"
     ),

@@ -315,7 +315,8 @@ class _Extraction:
     ) -> None:
         self._task, self._supply, self._shared, self._tap = task, supply, shared, tap
         self._prefix, self._runs, self._device, self._say, self._settle = prefix, runs, device, say, settle
-        self._found = Collected()
+        names = score_names(str(task.options.get("scores", DEFAULT_SCORES)))
+        self._found = Collected(keeps_outputs=any(SCORES[name].needs != "features" for name in names))
         self._load_s: list[float] = []
         self._copy_s: list[float] = []
         self._infer_s: list[float] = []
