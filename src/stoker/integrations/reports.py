@@ -137,7 +137,8 @@ def page_from(source: str, *, db: Path, against: str | None = None) -> Page:
         if against is not None:
             raise InputError("--against compares studies; give the name of a study")
         return page_of(read(path))
-    return study_page(stored_study(source, db), against=_others(against, db))
+    study = stored_study(source, db)
+    return study_page(study, against=_others(against, db, study.grid.kind))
 
 
 def frame_page(frame: "pl.DataFrame", *, name: str, against: Sequence["Against"] = ()) -> Page:
@@ -218,12 +219,14 @@ def _trial(document: bytes) -> Trial | None:
     return record if isinstance(record, Trial) else None
 
 
-def _others(against: str | None, db: Path) -> list["Against"] | None:
-    """The study of that name, or the published figures, in whole."""
+def _others(against: str | None, db: Path, kind: str = "profile") -> list["Against"] | None:
+    """The study of that name, or the published figures of this kind of study, in whole."""
     from stoker.report.pages.study import Against
 
     if against is None:
         return None
+    if against == PUBLISHED and kind == "search":
+        return [_published(_SEARCH)]
     if against == PUBLISHED:
         return [_published("batch-and-workers"), _published("batch-impact"), _published("inference-times")]
     other = stored_study(against, db)
@@ -283,7 +286,7 @@ def write_study(
     """Write a study's page, and its charts as pictures into folders where asked."""
     from stoker.report.files import write_page, write_pictures
 
-    page = study_page(study, against=_others(against, study.store_path))
+    page = study_page(study, against=_others(against, study.store_path, study.grid.kind))
     write_page(page, Path(path))
     for folder, kind in ((png, "png"), (svg, "svg")):
         if folder is not None:
