@@ -267,6 +267,67 @@ def test_a_script_on_a_gpu_has_the_stages_of_the_gpu(tmp_path: Any) -> None:
     assert trial.gauges["reserved_bytes"].maximum > 8 * 2048 * 2048 * 4
 
 
+def pictures(folder: Any) -> str:
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for number in range(3):
+        own = folder / f"class{number}"
+        own.mkdir(parents=True)
+        for place in range(40):
+            values = rng.normal(60 + 50 * number, 40, (64, 64, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(values).save(own / f"{place}.jpg")
+    return str(folder)
+
+
+def test_a_candidate_on_a_gpu_scores_as_on_the_cpu_and_knows_its_peak(tmp_path: Any) -> None:
+    from stoker.ranking.candidate import run_candidate
+
+    data = pictures(tmp_path / "birds")
+    trials = {}
+    for device in ("cpu", "cuda"):
+        for part in ("full", "last:50%"):
+            task = stoker.Task(
+                kind="search",
+                workload=stoker.WorkloadSpec(spec="resnet18", data=data),
+                device=device,
+                extent=Extent(batches=None),
+                options={"part": part, "batch_size": "measured", "scores": "logme"},
+            )
+            trials[device, part] = run_candidate(task)
+    assert [each.outcome for each in trials.values()] == ["done"] * 4, [each.problem for each in trials.values()]
+    plain = trials["cpu", "full"].scores[0].value
+    for each in trials.values():
+        assert each.scores[0].value == pytest.approx(plain, rel=0.05)
+    on_gpu = trials["cuda", "full"]
+    assert on_gpu.peaks["allocated_bytes"] > 11_000_000 * 4
+    assert on_gpu.batch_size >= 32
+    assert sum(on_gpu.stages.copy_s) > 0
+    assert (trials["cuda", "last:50%"].blocks_run or 0) < (trials["cuda", "last:50%"].blocks or 0)
+
+
+def test_a_batch_that_does_not_fit_into_gpu_memory_is_run_in_halves(tmp_path: Any) -> None:
+    from stoker.ranking.candidate import run_candidate
+
+    torch.cuda.set_per_process_memory_fraction(min(1.0, 6e8 / torch.cuda.get_device_properties(0).total_memory))
+    try:
+        task = stoker.Task(
+            kind="search",
+            workload=stoker.WorkloadSpec(spec="resnet18", data=pictures(tmp_path / "birds")),
+            device="cuda",
+            setting=Setting(batch_size=120),
+            extent=Extent(batches=None),
+            options={"scores": "logme"},
+        )
+        trial = run_candidate(task)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (trial.outcome, trial.items) == ("done", 120), trial.problem
+    assert trial.batch_size < 120
+    assert "did not fit" in trial.setting_reason
+
+
 # ---------------------------------------------------------------- ranks
 
 

@@ -1,7 +1,7 @@
 """An executor that answers at once, and small grids: for tests of what surrounds a run."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,7 @@ from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.records import Extent, Machine, Outcome, Setting, Subject, Task, Trial
 from stoker.records.documents import labelled
-from stoker.studies.executors import Finished
+from stoker.studies.executors import Finished, OnFinished
 from stoker.studies.study import Study, study
 
 GRID: dict[str, Any] = {
@@ -77,6 +77,18 @@ class QuickExecutor:
         finally:
             with self._guard:
                 self._at_once -= 1
+
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        for place, task in enumerate(tasks):
+            on_finished(place, self.run(task, timeout_s=timeout_s, on_event=on_event))
 
     def stop(self) -> None:
         self.stopped.set()

@@ -7,15 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from PIL import Image
 
 from stoker.analysis.machines import label
 from stoker.events import AnyEvent, SubjectKnown
 from stoker.process import child
-from stoker.records import Convergence, Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
+from stoker.records import CandidateTrial, Convergence, Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.studies import executors
 from stoker.studies.executors import LocalExecutor, execute
 from stoker.studies.fingerprint import fingerprint_of
-from stoker.studies.grid import grid_from
+from stoker.studies.grid import grid_from, task_of
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 
@@ -90,6 +91,30 @@ def test_a_limit_has_its_batch() -> None:
     found = parse(finished.document)
     assert isinstance(found, Limit)
     assert finished.figures["max_batch"] == found.max_batch > 1
+
+
+def test_a_candidate_of_a_search_has_stages_that_add_up_and_reads_its_weights(tmp_path: Path) -> None:
+    for place in range(8):
+        target = tmp_path / f"class {place % 2}" / f"{place}.png"
+        target.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (64, 64), (place * 30, 0, 0)).save(target)
+    cell = {"workload": "squeezenet1_1", "items": 8, "batch_size": 4, "part": "last:25%"}
+    more = {"classes": 2, "labels": "random", "scores": "ridge", "resamples": 0, "warmup": 1, "weights_cache": "warm"}
+    task = task_of({**cell, **more, "data": str(tmp_path)}, "search")
+    finished = execute(task, timeout_s=120.0)
+    assert finished.outcome == "done", finished.problem
+    assert finished.document is not None
+    trial = parse(finished.document)
+    assert isinstance(trial, CandidateTrial)
+    assert trial.task == task, "the file is no part of what was asked"
+    figures = finished.figures
+    stages = [figures[f"{name}_s"] for name in ("prepare_model", "prepare_data", "copy", "forward", "score")]
+    assert sum(stages) == pytest.approx(figures["seconds"])
+    assert figures["weights_read_s"] > 0
+    assert figures["stored_input_s"] > 0
+    assert figures["run_items"] == 8
+    assert figures["candidate_s"] >= figures["seconds"]
+    assert 0 < figures["blocks_run"] < figures["blocks"]
 
 
 @pytest.mark.parametrize(

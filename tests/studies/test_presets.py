@@ -12,6 +12,7 @@ NAMES = [
     "inference-times",
     "max-batch",
     "pinning",
+    "search-bottlenecks",
     "short-runs",
     "thesis-batch",
     "thesis-convergence",
@@ -49,6 +50,18 @@ def test_full_presets_have_the_published_sizes() -> None:
     assert sizes["inference-times"] == 12 * 5
     assert sizes["max-batch"] == 12 * 2
     assert sizes["batch-impact"] == 12 * 4
+
+
+def test_the_model_search_has_its_base_case_and_one_thing_at_a_time_from_there() -> None:
+    cells = read_preset("search-bottlenecks").cells()
+    vision, texts, parts, lengths = 8, 2, 9, 3
+    one_at_a_time = vision * (2 + 3 + 2 + 1)  # classes, batch sizes, items on the CPU, cold weights
+    assert len(cells) == (vision + texts) * parts * lengths + vision * lengths + one_at_a_time
+    base = [cell for cell in cells if cell["data"] == "tensors" and cell.get("items") == 9216]
+    assert {cell["batch_size"] for cell in base} == {128}
+    assert {cell["part"] for cell in base} >= {"full", "last:25%", "last:1", "joint:8:last:50%", "joint:2:last:3"}
+    assert {cell["classes"] for cell in cells} == {2, 100, 1000}
+    assert {cell.get("device") for cell in cells} == {None, "cpu"}
 
 
 def test_the_presets_of_the_thesis_are_those_with_its_figures() -> None:

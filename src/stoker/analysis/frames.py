@@ -54,7 +54,9 @@ SPLIT: tuple[str, ...] = (
     "method",
     "classes",
     "part",
-    "score",
+    "scores",
+    "labels",
+    "weights_cache",
 )
 MEASURES: tuple[str, ...] = (
     "seconds",
@@ -85,10 +87,12 @@ COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
 NOT_STAGES = (
     *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
+    *("read_s", "divide_s", "stored_input_s", "candidate_s"),
     *("epoch_s", "first_epoch_s", "later_epoch_s", "shortest_epoch_s", "longest_epoch_s"),
     *("train_s", "against_train_s"),
 )
-"""Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, …."""
+"""Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, of what comes
+before the stages of a candidate, …."""
 
 _ALWAYS = ("batch_size", "num_workers")
 _WHOLE = (

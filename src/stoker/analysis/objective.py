@@ -72,7 +72,8 @@ def _steady_batches(trial: Trial) -> tuple[int, int]:
 
 
 def steady_item_s(trial: Trial) -> float:
-    """Seconds of a loop for an item, once the first batches of all workers are through; over the whole run where it is too short.
+    """Seconds of a loop for an item, once the first batches of all workers are through; over the whole run where it is
+    too short.
 
     By the stages, which share the wall clock: the moments at which the loop went on are those of the host, and a GPU
     may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: a step on the

@@ -107,8 +107,10 @@ def max_batches() -> pl.DataFrame:
 BY_PRESET: dict[str, Callable[[], pl.DataFrame]] = {
     "batch-and-workers": grid,
     "batch-impact": batch_impact,
+    "data-loading": loader_runs,
     "inference-times": inference_trials,
     "max-batch": max_batches,
+    "search-bottlenecks": stage_trials,
 }
 """The figures of presets whose runs the authors published as trials."""
 

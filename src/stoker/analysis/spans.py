@@ -82,6 +82,12 @@ def steady(trial: Trial) -> Span | None:
     return Span(batches=len(kept), items=items, loop_s=loop_s, worker_s=worker_s)
 
 
+def wait_s(trial: Trial) -> float:
+    """Seconds that the loop waited for a batch, once steady; of a run that is too short, over all of it."""
+    span = steady(trial) or whole(trial)
+    return span.loop_s.get("wait", 0.0) / max(1, span.batches)
+
+
 LOOP_CORES = "loop_cores"
 """The gauge of the CPUs that the loop's own process used."""
 

@@ -29,6 +29,7 @@ TableName = Literal[
     "item-times",
     "first-batches",
     "stages",
+    "breakdown",
     "utilisation",
     "accuracy",
     "largest-batch",
@@ -153,7 +154,7 @@ class _Reporter:
     def progress(self, at: Any) -> None:
         from stoker.units import format_seconds
 
-        left = f", {format_seconds(at.left_s)} left" if at.left_s else ""
+        left = f", {format_seconds(at.left_s)} left" if at.left_s and at.done < at.of else ""
         if at.waits_for:
             other = at.waits_for[0]
             place = "" if other.owner.is_visible else " in another container"
@@ -224,10 +225,11 @@ def show(
     db: DbOption = DEFAULT_DB,
     json: JsonOption = False,
 ) -> None:
-    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best."""
+    """What a study shows. Without an option: regret; of limit studies the largest batches, of tune studies the best, of
+    search studies the stages."""
     from rich.console import Group
 
-    from stoker.report.views.study import stages_view, table_of
+    from stoker.report.views.study import breakdown_view, stages_view, table_of
     from stoker.studies.study import stored_study
     from stoker.studies.tables import rows_of, usual_table
 
@@ -250,7 +252,7 @@ def show(
     if which == "published":
         deliver(rows, Group(*_published(found.name, trials, rows)), json=False, save=None)
         return
-    view = (stages_view if which == "stages" else table_of)(rows, limit=_MOST_ROWS)
+    view = {"stages": stages_view, "breakdown": breakdown_view}.get(which, table_of)(rows, limit=_MOST_ROWS)
     more_views = () if asked else _published(found.name, trials)
     deliver(rows, Group(_finding(found, trials, labels, split), view, *more_views), json=False, save=None)
 
@@ -271,12 +273,22 @@ def _published(name: str, trials: Any, rows: Any = None) -> tuple[Any, ...]:
 
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
     """What the study says in a sentence, above whatever table."""
+    from stoker.analysis.breakdown import dominant
     from stoker.analysis.frames import comparable, of_one_kind
-    from stoker.report.views.study import convergence_finding_view, finding_view, limit_finding_view
+    from stoker.report.views.study import (
+        convergence_finding_view,
+        finding_view,
+        limit_finding_view,
+        search_finding_view,
+    )
     from stoker.studies.tables import kind_shown, rows_of
 
     if found.grid.kind == "converge":
         return convergence_finding_view(trials.to_dicts())
+    if found.grid.kind == "search":
+        counts = rows_of(found.table("summary", by=by, trials=trials), labels)
+        sentences = [each.sentence for each in dominant(trials)] if trials.height else []
+        return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
     is_limit = kind_shown(found.grid.kind, trials) == "limit"
     trials = of_one_kind(trials)
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)

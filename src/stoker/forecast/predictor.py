@@ -63,13 +63,12 @@ class Predictor:
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
         self.starts, self.thread_shares = starts_of(probes), thread_shares(probes)
 
-    def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
-        """The same predictor with faster stages, or with items that take the share `item` of their time."""
+    def changed(self, faster_stages: dict[str, float], *, item: float = 1.0, inline: float = 1.0) -> "Predictor":
+        """The same predictor with faster stages, with items that take the share `item` of their time, or where loading
+        a batch without workers takes the share `inline`."""
         other = copy(self)
-        costs = faster(self.costs, faster_stages)
-        other.costs = replace(
-            costs, worker_item_s=costs.worker_item_s.scaled(item), inline_item_s=costs.inline_item_s.scaled(item)
-        )
+        costs = faster(self.costs, faster_stages).with_items(item)
+        other.costs = replace(costs, inline_item_s=costs.inline_item_s.scaled(inline))
         return other
 
     def with_step_cores(self, used: float) -> "Predictor":

@@ -9,6 +9,7 @@ import shutil
 from rich.console import Console, RenderableType
 
 from stoker.records import (
+    CandidateTrial,
     Comparison,
     Convergence,
     Limit,
@@ -17,6 +18,7 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    Ranking,
     ScriptAnswer,
     Stalls,
     Trial,
@@ -105,9 +107,25 @@ def convergence_text(convergence: Convergence) -> str:
     return _text(convergence_view(convergence))
 
 
+def candidate_text(trial: CandidateTrial) -> str:
+    """One candidate of a search: its stages and its scores."""
+    from stoker.report.views.search import candidate_view
+
+    return _text(candidate_view(trial))
+
+
+def ranking_text(ranking: Ranking) -> str:
+    """The tables of `stoker search`."""
+    from stoker.report.views.search import ranking_view
+
+    return _text(ranking_view(ranking))
+
+
 def _text(view: RenderableType) -> str:
     """A view as plain text, at most as wide as the terminal."""
+    from stoker.report.console import spaced
+
     out = io.StringIO()
     width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
-    Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False).print(view)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False).print(view, crop=False)
+    return "\n".join(spaced(out.getvalue()))

@@ -170,12 +170,14 @@ def make_feed(
     *,
     pinned: bool,
     watched: Watched | None = None,
+    in_turn: bool = False,
     share: Share | None = None,
 ) -> Feed:
     """A DataLoader under `setting` that ends by itself after what `extent` asks for; `watched` looks into `dataset`.
     One of several ranks loads its `share`.
 
-    Raises InputError if there is nothing to load, or no way to know how much.
+    With `in_turn` the caller keeps its batches and gives them in turn: a set may be smaller than what is asked for, and
+    its short last batch is left out. Raises InputError if there is nothing to load, or no way to know how much.
     """
     wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
     options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
@@ -195,7 +197,7 @@ def make_feed(
         notes += duplicate_notes(dataset, setting.num_workers)
         notes += rank_duplicate_notes(dataset, share.of)
     else:
-        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, share, options, notes)
+        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, share, options, notes, in_turn=in_turn)
     init = workload.worker_init_fn
     if setting.worker_threads is not None:
         init = ThreadsSetting(setting.worker_threads, init)
@@ -219,8 +221,10 @@ def _bound(
     share: Share,
     options: dict[str, Any],
     notes: list[str],
+    *,
+    in_turn: bool,
 ) -> int | None:
-    """Choose the sampler so that the loader ends by itself; how many batches that makes, if it can be known."""
+    """Choose the sampler so that the loader ends by itself; how many batches the loop gets, if it can be known."""
     if workload.batch_sampler is not None:
         if workload.sets_batches:
             notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
@@ -237,10 +241,10 @@ def _bound(
         raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
     size = share.size(count) if sampler is None and count is not None else count
     whole = None if size is None else -(-size // batch_size)
-    if workload.drop_last and size is not None and size > batch_size:
+    if (workload.drop_last or (in_turn and wanted)) and size is not None and size > batch_size:
         whole = size // batch_size
     if size is not None and whole is not None and not workload.batched:
-        _note_small_set(size, whole, batch_size, wanted, notes)
+        _note_small_set(size, whole, batch_size, None if in_turn else wanted, notes)
     batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
     most = min(size or batches * batch_size, batches * batch_size) if batches else None
     if sampler is not None:
@@ -250,7 +254,7 @@ def _bound(
         if count is None or most is None:
             raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
         options["sampler"] = Order(count, most, shuffle=shuffles, seed=seed, share=share)
-    return batches
+    return wanted if in_turn and wanted else batches
 
 
 def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, notes: list[str]) -> None:
@@ -275,11 +279,17 @@ _SHARING_PACKAGES = ("datasets", "webdataset", "torchdata", "streaming", "litdat
 """Their streams give each worker a part of the items."""
 
 
+def repeats_items(dataset: Any) -> bool:
+    """Whether several workers would each give all items of a dataset: it is a stream, and does not seem to share them
+    out."""
+    if not isinstance(dataset, IterableDataset) or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
+        return False
+    return not _names(dataset, "get_worker_info")
+
+
 def duplicate_notes(dataset: Any, workers: int) -> list[str]:
-    """A note if each worker seems to read the whole stream."""
-    if workers < 2 or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
-        return []
-    if _names(dataset, "get_worker_info"):
+    """A note if each of several workers reads the whole stream."""
+    if workers < 2 or not repeats_items(dataset):
         return []
     return [
         f"items are duplicated: {type(dataset).__name__} does not share its items out by "
@@ -289,7 +299,8 @@ def duplicate_notes(dataset: Any, workers: int) -> list[str]:
 
 def rank_duplicate_notes(dataset: Any, ranks: int) -> list[str]:
     """A note if each rank seems to read the whole stream."""
-    if ranks < 2 or _names(dataset, "rank") or _names(dataset, "RANK"):
+    words = ("get_rank", "RANK", "world_size", "num_replicas", "split_by_node")
+    if ranks < 2 or any(_names(dataset, word) for word in words):
         return []
     return [
         f"items are duplicated: {type(dataset).__name__} does not share its items out by "

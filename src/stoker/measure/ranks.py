@@ -40,6 +40,9 @@ class RankRules(Record, frozen=True):
     """A rank that the others have waited for so long hangs..."""
     hang_times: float = 20.0
     """... if that is so many times the longest step so far."""
+    first_hang_s: float = 45.0
+    """In its first step a rank may take longer: it loads a first batch, or compiles. A session gives up after a minute,
+    and names no rank."""
     uneven_s: float = 5.0
     """Where a rank has come to its end, others that make no step for so long wait for it."""
     stopped_s: float = 1.0
@@ -226,10 +229,8 @@ class _Crew:
                 case _:
                     if isinstance(event, SubjectKnown):
                         rank.subject = event.subject
-                    if rank.rank == 0:
+                    if rank.rank == 0 or isinstance(event, BatchDone):
                         self._emit(event)
-                    elif isinstance(event, BatchDone):
-                        self._emit(BatchDone(done=event.done, of=event.of))
 
     def _leave(self) -> None:
         """Let all ranks end by themselves: one that ended earlier would break the connections of the others."""
@@ -268,6 +269,7 @@ class _Crew:
         peaks = {name: max(trial.peaks.get(name, 0) for trial in trials) for name in own.peaks}
         return msgspec.structs.replace(
             own,
+            workload=trials[0].workload,
             items=sum(trial.items for trial in trials),
             rank_logs=logs,
             pace_rank=pace,
@@ -380,11 +382,12 @@ class _HangWatch:
         """The rank that others have waited for too long."""
         waiting = [each for each in ranks if self._before[each.rank][0] > self._before[each.rank][1]]
         busy = [each for each in ranks if each not in waiting and not each.is_done]
-        if not waiting or not busy or not all(left for _, left in self._before):
+        if not waiting or not busy:
             return None
         late = min(busy, key=lambda each: self._moved_at[each.rank])
         waited_s = now - max(max(self._moved_at[each.rank] for each in waiting), late.seen_at)
-        if waited_s < max(RULES.hang_s, RULES.hang_times * self._longest_s):
+        is_first = not all(left for _, left in self._before)
+        if waited_s < (RULES.first_hang_s if is_first else max(RULES.hang_s, RULES.hang_times * self._longest_s)):
             return None
         limit = f"rank {late.rank}: nothing happened for {format_seconds(waited_s)}, and the other ranks wait for it"
         return msgspec.structs.replace(failures.of_hang(stacks.of_process(late.pid), limit), rank=late.rank)

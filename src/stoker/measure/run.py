@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sized
 from multiprocessing import get_start_method
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from stoker.measure import feed as feeds
 from stoker.measure import spy
 from stoker.measure.assemble import assemble
 from stoker.measure.device import Device, SleepDevice, clock_for, parse_device, peaks_of
-from stoker.measure.feed import NO_ITEMS, Feed, Share, load_into_memory, make_feed
+from stoker.measure.feed import NO_ITEMS, Feed, Share, load_into_memory, make_feed, repeats_items
 from stoker.measure.group import RankGroup
 from stoker.measure.interference import InterferenceGauge
 from stoker.measure.log import LoopLog
@@ -94,6 +94,7 @@ class Bench:
                 extent,
                 pinned=pinned,
                 watched=watched,
+                in_turn=_is_on_device(step) or extent.source == "memory",
                 share=group and Share(group.place.rank, group.place.of),
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
@@ -227,19 +228,23 @@ class Bench:
             batching=workload.batching,
             mode_reason=self._mode_reason,
             current=workload.current,
+            repeats=repeats_items(dataset),
         )
+
+
+def _is_on_device(step: ModelStep | SleepStep) -> TypeGuard[ModelStep]:
+    """Whether the workload's batches are made on the device and stay there."""
+    return isinstance(step, ModelStep) and step.on_device
 
 
 def _into_memory(feed: Feed, step: ModelStep | SleepStep, extent: Extent, *, alike: bool) -> Feed:
     """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
-    on_device = isinstance(step, ModelStep) and step.on_device
-    if not on_device and extent.source != "memory":
+    if not _is_on_device(step) and extent.source != "memory":
         return feed
     rules = feeds.RULES
     most = rules.alike_batches if alike else rules.memory_batches
     loaded = load_into_memory(feed, feed.batches or rules.stream_batches, most=most)
-    if on_device:
-        assert isinstance(step, ModelStep)
+    if _is_on_device(step):
         moved = {id(batch): step.move(_batch_of(batch)) for batch in loaded.source}
         loaded.source = [moved[id(batch)] for batch in loaded.source]
     else:

@@ -415,7 +415,8 @@ class _Session(Generic[R]):
             trial = msgspec.structs.replace(trial, peaks={**trial.peaks, "limited_bytes": peak})
         if trial.outcome == "done" or not self._group.kills():
             return trial
-        workers = format_workers(trial.setting.num_workers)
+        workers, ranks = format_workers(trial.setting.num_workers), trial.setting.processes
+        workers += f" in each of {ranks} ranks" if ranks > 1 else ""
         limit = format_bytes(self._group.limit_bytes)
         problem = Problem(
             sentence=f"the run with {workers} reached its memory limit of {limit}, and the kernel killed one of its "
@@ -632,7 +633,8 @@ def _trial(
     limit: "ThreadLimit | None",
     group: "RankGroup | None" = None,
 ) -> Trial:
-    """Run a job, or one rank of it; what goes wrong once the loop runs is an outcome, before that an error of Stoker's is raised."""
+    """Run a job, or one rank of it; what goes wrong once the loop runs is an outcome, before that an error of Stoker's
+    is raised."""
     from stoker.measure.loop import DeadlinePassed
 
     limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]

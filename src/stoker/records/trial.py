@@ -25,7 +25,8 @@ Batching = Literal["size", "sampler", "function", "dataset"]
 
 class Subject(Record, frozen=True):
     """What was run, in words and counts. `items` are an epoch's; with `batch_sampler` the workload itself sets its
-    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given."""
+    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given.
+    `repeats`: a stream that does not share its items out, so that each of several workers gives all of them."""
 
     name: str
     model: str
@@ -39,6 +40,7 @@ class Subject(Record, frozen=True):
     batching: Batching = "size"
     mode_reason: str = ""
     current: Setting | None = None
+    repeats: bool = False
 
 
 class Stage(Record, frozen=True):
@@ -141,9 +143,11 @@ class Trial(Record, frozen=True):
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
+    `started` are short loadings of the same items with workers, right after a run without: they tell what workers take
+    to start, and what it takes to receive their batches.
 
-    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`, which
-    the others wait for most, and `rank_logs` has every one's.
+    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`,
+    which has the most work of its own, and `rank_logs` has every one's.
     """
 
     outcome: Outcome
@@ -171,6 +175,7 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
+    started: "tuple[Trial, ...]" = ()
     rank_logs: tuple[RankLog, ...] = ()
     pace_rank: int | None = None
 
@@ -178,8 +183,8 @@ class Trial(Record, frozen=True):
         """One line: raw samples would fill pages."""
         ran, setting = self.workload, self.setting
         took = f", {self.items} items in {format_seconds(self.total_s)}" if self.items else ""
-        workers = format_workers(setting.num_workers)
-        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, batch {setting.batch_size}, {workers}{took}>"
+        batch = "its own batches" if ran.batch_sampler else f"batch {setting.batch_size}"
+        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, {batch}, {format_workers(setting.num_workers)}{took}>"
 
     @property
     def first_batch_s(self) -> float | None:

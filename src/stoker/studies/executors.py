@@ -1,5 +1,6 @@
 """How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any, Protocol
@@ -11,7 +12,18 @@ from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import Convergence, Limit, Machine, Outcome, Plan, Record, Task, Trial
+from stoker.records import (
+    CandidateTrial,
+    Convergence,
+    Limit,
+    Machine,
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    Trial,
+    WorkloadSpec,
+)
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
 from stoker.studies.request import request_of
@@ -40,9 +52,28 @@ class Executor(Protocol):
         """Run a task to its end. Whatever becomes of it is an outcome; only an interrupt is raised."""
         ...
 
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: "OnFinished",
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """Run the candidates of a search, and give each result to `on_finished` with its place among the tasks, as soon
+        as it is there. Candidates may share what they read, so they come as one call; an executor with several machines
+        gives each a share. What becomes of a candidate is an outcome; what `on_finished` and `on_event` raise ends the
+        search."""
+        ...
+
     def stop(self) -> None:
         """End what runs in other threads: their `run` returns soon, and what it returns is of no interest."""
         ...
+
+
+OnFinished = Callable[[int, Finished], None]
+"""Takes the place of a task among those that were given, and what became of it."""
 
 
 class LocalExecutor:
@@ -57,8 +88,37 @@ class LocalExecutor:
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)
 
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        from stoker.ranking.worker import run_candidates
+
+        def ended(place: int, trial: CandidateTrial) -> None:
+            on_finished(place, finished_of(trial))
+
+        run_candidates(tasks, ended, host_memory_bytes=host_memory_bytes, timeout_s=timeout_s, on_event=on_event)
+
     def stop(self) -> None:
         child.stop()
+
+
+def finished_of(trial: CandidateTrial) -> Finished:
+    """A candidate of a search as a store keeps it."""
+    return Finished(
+        outcome=trial.outcome,
+        figures=figures_of(trial),
+        began=trial.when or datetime.now(UTC),
+        wall_s=trial.total_s,
+        problem=trial.problem.sentence if trial.problem else None,
+        document=msgspec.json.encode(labelled(trial, msgspec.to_builtins(trial))),
+        versions=_versions(trial.machine),
+    )
 
 
 def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | None = None) -> Finished:
@@ -76,6 +136,8 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
             problem=sentence,
             versions=_versions(None),
         )
+    if isinstance(record, CandidateTrial):
+        return finished_of(record)
     if isinstance(record, Trial):
         record = msgspec.structs.replace(record, task=record.task or task, when=record.when or began)
     outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
@@ -113,6 +175,7 @@ def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> T
         mode=task.mode,
         device=task.device,
         timeout_s=timeout_s,
+        measure_start=False,  # a study runs settings, and predicts none
         on_event=on_event,
     )
 
@@ -157,6 +220,29 @@ def _tune(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Plan
     )
 
 
+def _search(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> CandidateTrial:
+    from stoker.ranking.worker import run_candidates
+
+    found: list[CandidateTrial] = []
+    asked = _with_weights(task)
+    run_candidates([asked], lambda _, trial: found.append(trial), timeout_s=timeout_s, on_event=on_event)
+    return msgspec.structs.replace(found[0], task=task)
+
+
+def _with_weights(task: Task) -> Task:
+    """The task with a weights file, where `weights_cache` asks for one. The study's own task names no file: it is the
+    same on every machine."""
+    options = dict(task.options)
+    cache = options.pop("weights_cache", None)
+    spec: WorkloadSpec = _spec(task)
+    if cache is None or spec.weights is not None:
+        return msgspec.structs.replace(task, options=options)
+    from stoker.studies.weights import weights_file
+
+    spec = msgspec.structs.replace(spec, weights=str(weights_file(spec.spec, str(cache))))
+    return msgspec.structs.replace(task, workload=spec, options=options)
+
+
 def _converge(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Convergence:
     from stoker.studies.converge import converge
 
@@ -176,7 +262,7 @@ def _converge(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> 
     )
 
 
-_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "converge": _converge}
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search, "converge": _converge}
 
 
 def _spec(task: Task) -> Any:

@@ -6,17 +6,19 @@ from typing import Any
 
 from stoker.analysis.convergence import difference, sentences
 from stoker.analysis.spans import steady
-from stoker.records import Convergence, Limit, Plan, Record, Trial
+from stoker.records import CandidateTrial, Convergence, Limit, Plan, Record, Trial
 
 
 def figures_of(record: Record) -> dict[str, Any]:
-    """The summary columns of a trial, a limit, a plan or a comparison of two batch sizes."""
+    """The summary columns of a trial, a limit, a plan, a candidate of a search or a comparison of two batch sizes."""
     if isinstance(record, Trial):
         return _of_trial(record)
     if isinstance(record, Limit):
         return _of_limit(record)
     if isinstance(record, Plan):
         return _of_plan(record)
+    if isinstance(record, CandidateTrial):
+        return _of_candidate(record)
     if isinstance(record, Convergence):
         return _of_convergence(record)
     return {}
@@ -85,6 +87,48 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
         "first_batch_s": measured.first_batch_s if measured else None,
         "gain": plan.gain,
         "tuning_s": plan.seconds,
+    }
+
+
+def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
+    """Stages that add up to `seconds`, named as in the published figures. What Stoker does besides (dividing the model
+    into blocks, making the input of a part, resampling) has columns of its own and is no part of `seconds`."""
+    figures: dict[str, Any] = {
+        "workload": trial.model,
+        "model": trial.model,
+        "data": trial.data,
+        "mode": "infer",
+        "device": trial.device,
+        "part": trial.part,
+        "classes": trial.classes,
+        "parameters": trial.parameters,
+        "blocks": trial.blocks,
+        "blocks_run": trial.blocks_run,
+        "feature_size": trial.feature_size,
+        "interference": trial.interference,
+        "reference_s": median(trial.reference_s) if trial.reference_s else None,
+    }
+    if trial.outcome != "done":
+        return figures
+    totals = trial.stages.totals_s
+    stages = {
+        "prepare_model_s": totals["read"] + totals["build"] + totals["move"],
+        "prepare_data_s": totals["load"],
+        "copy_s": totals["copy"],
+        "forward_s": totals["infer"],
+        "score_s": totals["score"],
+    }
+    return {
+        **figures,
+        "seconds": sum(stages.values()),
+        "run_items": trial.items,
+        **stages,
+        "weights_read_s": sum(trial.stages.read_s),
+        "weights_resident": trial.stages.read_resident,
+        "divide_s": totals["split"],
+        "stored_input_s": totals["prefix"],
+        "candidate_s": trial.total_s,
+        **trial.peaks,
     }
 
 

@@ -4,7 +4,7 @@
 name = "my-grid"
 seed = 0
 repeats = 3
-kind = "profile"            # or "limit", "tune", "converge"
+kind = "profile"            # or "limit", "tune", "search", "converge"
 
 [fixed]
 mode = "infer"
@@ -42,7 +42,7 @@ from msgspec import field
 
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
-from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SETTING, Kind, Value, checked, nearest
+from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SEARCH, SETTING, Kind, Value, checked, nearest
 from stoker.studies.generators import GENERATORS
 from stoker.studies.request import RULES as CONVERGE
 from stoker.studies.request import ConvergeRequest
@@ -171,6 +171,8 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
         common["device"] = cell["device"]
     if kind == "profile":
         return Task(**common, setting=_setting(cell), extent=_extent(cell))
+    if kind == "search":
+        return _candidate(cell, common)
     if kind == "converge":
         return _converge_task(cell, common)
     setting: dict[str, Any] = {
@@ -182,6 +184,21 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
     return Task(**common, setting=Setting(**setting), options=options)
+
+
+def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
+    """One candidate of a model search. Its options are named as those of a search; `batches` are so many whole batches
+    of items."""
+    spec: WorkloadSpec = common["workload"]
+    setting = _setting({name: cell[name] for name in ("batch_size", "num_workers") if name in cell})
+    batches = _count(cell, "batches")
+    if batches is not None:
+        spec = msgspec.structs.replace(spec, items=batches * setting.batch_size)
+    options = {name: cell[name] for name in SEARCH if name in cell}
+    if _count(cell, "classes") == 1:
+        raise InputError("classes must be at least 2, got 1: of one class there is nothing to tell apart")
+    extent = Extent(warmup=_count(cell, "warmup"))
+    return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, extent=extent, options=options)
 
 
 def _converge_task(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
@@ -208,6 +225,10 @@ def check_cell(cell: Mapping[str, Value]) -> None:
             raise InputError(f"{name} goes with a model's name; {spec.spec} brings its own, so change it there")
     if source in ("cached", "cold") and cell.get("data") == "device":
         raise InputError(f"source {source} needs files, and data that is made on the device has none")
+    if "weights_cache" in cell and ("weights" in cell or spec.from_function):
+        raise InputError("weights_cache makes a file of random weights for a model's name; leave it or the weights out")
+    if cell.get("validate") and cell.get("parallel", "ddp") == "ddp" and int(cell.get("ranks", 1)) > 1:
+        raise InputError("validate scores a model in one process, and ranks are several; leave one of them out")
     if cell.get("validate") and device.startswith("sleep:"):
         raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
 
@@ -217,6 +238,8 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
         for name in _NEEDS_WORKERS:
             values.pop(name, None)
+    if values.get("ranks", 1) == 1:  # nothing is parallel
+        values.pop("parallel", None)
     return Setting(**values)
 
 
@@ -322,8 +345,8 @@ class _Reader:
         )
         if grid.repeats < 1:
             self._fail("", "repeats", f"repeats must be at least 1, got {grid.repeats}")
-        if grid.timeout_s is not None and kind != "profile":
-            self._fail("", "timeout", f"timeout goes with kind profile; a grid of kind {kind} has none")
+        if grid.timeout_s is not None and kind not in ("profile", "search"):
+            self._fail("", "timeout", f"timeout goes with kind profile and search; a grid of kind {kind} has none")
         self._possible(grid)
         return grid
 

@@ -329,6 +329,8 @@ class Study:
     def _refuse_import(self) -> None:
         if self.source == "import":
             raise InputError(f"study {self.name!r} was imported: its trials came from elsewhere and cannot be run here")
+        if self.source == "search":
+            raise InputError(f"study {self.name!r} belongs to a search: give the command stoker search again")
 
     # ------------------------------------------------------------ looking
 

@@ -7,6 +7,7 @@ import polars as pl
 
 from stoker.analysis import published, thesis
 from stoker.analysis.accuracy import prediction_accuracy
+from stoker.analysis.breakdown import breakdown, has_stages
 from stoker.analysis.effects import effects
 from stoker.analysis.frames import comparable, normalised, of_one_kind, roles_of, stage_columns
 from stoker.analysis.overview import compared_rows
@@ -72,6 +73,7 @@ TABLES: dict[str, Callable[..., pl.DataFrame]] = {
     "item-times": item_times,
     "first-batches": first_batches,
     "stages": stage_shares,
+    "breakdown": breakdown,
     "utilisation": utilisation,
     "accuracy": prediction_accuracy,
     "summary": summary,
@@ -101,6 +103,8 @@ def kind_shown(kind: str, trials: pl.DataFrame) -> str:
 
 def usual_table(kind: str, trials: pl.DataFrame) -> str:
     """The table that answers what a study of this kind asks, given what its trials have."""
+    if kind == "search":
+        return "breakdown" if has_stages(trials) else "summary"
     kind = kind_shown(kind, trials)
     if kind != "profile":
         return {"limit": "largest-batch", "tune": "best", "converge": "convergence"}[kind]

@@ -73,7 +73,7 @@ def run_notes(
     if request.ranks > 1:
         yield (
             f"batch size, workers and prefetch are those of one rank: {request.ranks} ranks share the CPUs, the memory "
-            "and /dev/shm"
+            "and /dev/shm; the loader of each takes sampler=DistributedSampler(dataset)"
         )
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
@@ -141,10 +141,10 @@ def stream_notes(probes: Probes, best: Candidate, trials: Sequence[Trial]) -> It
     """Notes on a stream: several workers may repeat it, and it may be shorter than was said."""
     if not probes.subject.stream:
         return
-    if best.setting.num_workers > 1:
+    if best.setting.num_workers > 1 and probes.subject.repeats:
         yield (
-            "a stream gives all its items once for each worker, unless it shares them out by "
-            "torch.utils.data.get_worker_info(): see that yours does"
+            f"items are duplicated: {probes.subject.data} gives all its items once for each worker; share them out by "
+            "torch.utils.data.get_worker_info(), or use at most one worker"
         )
     short = [trial for trial in trials if trial.outcome == "done" and _ended_early(trial)]
     if short:

@@ -156,11 +156,8 @@ class Tuner:
         probes = yield from prober.script()
         self._check_probes(probes)
         subject = probes.subject
-        self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
-        if request.current is None and subject.current is not None:
-            self._request = request = msgspec.structs.replace(request, current=subject.current)
-            self._space = msgspec.structs.replace(self._space, request=request)
-            self._notes.append(f"current: the setting of the loader, {notes.named(subject.current)}")
+        request, context = self._request, probes.setting.multiprocessing_context
+        self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes), multiprocessing_context=context)
         request.check_epoch(subject.mode, subject.items)
         self._notes += notes.global_batch_notes(request, subject.mode)
         if subject.batch_sampler:
@@ -172,7 +169,7 @@ class Tuner:
             if not size or not more:
                 break
             probes, self._space = more, msgspec.structs.replace(self._space, largest=size)
-        if request.ranks > 1:
+        if request.ranks > 1 and subject.mode == "train":
             probes = yield from self._with_exchange(probes)
         self._emit(ProbesReady(probes=probes))
         self._probes = probes
@@ -192,9 +189,23 @@ class Tuner:
         return msgspec.structs.replace(probes, exchange_s=ranks.exchange_samples(trial))
 
     def _probe_sizes(self, subject: Subject) -> list[int]:
-        """The sizes to probe, once it is known whether the workload trains."""
+        """The sizes to probe, once it is known whether the workload trains, and whether it came as a DataLoader."""
+        self._take_loaders_setting(subject)
         self._space = Space.of(self._request, subject.mode)
         return self._space.probe_sizes(self.ceiling and self.ceiling.batch_size)
+
+    def _take_loaders_setting(self, subject: Subject) -> None:
+        """The setting of the workload's DataLoader is the current one, unless the request names another. The loader's
+        start method counts in both cases."""
+        own = subject.current
+        if own is None:
+            return
+        if self._request.current is None:
+            self._notes.append(f"current: the setting of the loader, {notes.named(own)}")
+        current = self._request.current or own
+        if current.multiprocessing_context is None:
+            current = msgspec.structs.replace(current, multiprocessing_context=own.multiprocessing_context)
+        self._request = msgspec.structs.replace(self._request, current=current)
 
     def _worth_of_probing_s(self, subject: Subject, item_s: float) -> float:
         """Limit all that is spent to what the job takes without workers; the share of it for probing."""

@@ -277,7 +277,8 @@ def _growing(example: Example) -> Any:
     if not example.grows:
         raise InputError(
             "this step cannot be followed without a GPU: a batch's first dimension does not count its items, "
-            "so its size at another batch cannot be told"
+            f"so its size at another batch cannot be told (its type is {type(example.batch).__name__}); a collate_fn "
+            "may give tensors with the items first, which Workload(forward=...) or Workload(step=...) makes fit"
         )
     return example.batch
 

@@ -12,7 +12,7 @@ from stoker.analysis.interference import disturbance_note
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict, VerifiedRemedy
-from stoker.report.console import mode_text
+from stoker.report.console import batch_text, mode_text
 from stoker.report.views.plan import remedy_lines, verdict_lines, verified_lines
 from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
@@ -49,7 +49,7 @@ def profile_view(
         parts += [
             Text(),
             *verdict_lines(verdict),
-            *remedy_lines(remedies),
+            *remedy_lines(remedies, verdict),
             *verified_lines(verified),
         ]
     return Group(*parts)
@@ -93,25 +93,9 @@ def _heading(trial: Trial) -> RenderableType:
         f" · {subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device}",
     )
     workers = format_workers(setting.num_workers)
-    batch = _batch_in_words(trial)
+    batch = batch_text(trial)
     second = f"{batch}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
-
-
-def _batch_in_words(trial: Trial) -> str:
-    """The batch size; where the workload makes its batches itself, the sizes that they had."""
-    subject, asked, items = trial.workload, trial.setting.batch_size, trial.timeline.items
-    by = "by the dataset" if subject.batching == "dataset" else "by its batch_sampler"
-    if subject.batch_sampler:
-        return f"batches of {_sizes(items)} {by}" if items else f"batches {by}"
-    if subject.batching == "function" and set(items) - {asked}:
-        return f"batches of {_sizes(items)} {by} for {asked}"
-    return f"batch {asked}"
-
-
-def _sizes(items: Sequence[int]) -> str:
-    least, most = min(items), max(items)
-    return str(most) if least == most else f"{least} to {most} (mean {sum(items) / len(items):.3g})"
 
 
 def _loop_table(trial: Trial) -> Table:

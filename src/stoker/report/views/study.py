@@ -20,7 +20,7 @@ _MOST_PARTS = 6
 """A finding for each part of a table, up to so many."""
 _AXES = (
     *("machine", "data", "mode", "device", "source", "items", "batches", "epochs", "precision", "method"),
-    *("gpu_memory", "family"),
+    *("gpu_memory", "family", "classes", "scores", "labels", "weights_cache", "part"),
 )
 _COUNTS = ("models", "missing", "repeats", "settings", "outcome", "unpredicted", "unmeasured")
 """Columns that need no place in a table where they never change; axes not even in a table of one row."""
@@ -158,7 +158,30 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
     return any((row.get(name) or 0.0) >= _VISIBLE for row in rows)
 
 
-_STAGE = ("stage", "clock", "stage_s", "share")
+def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
+    """The stages of a search: of few cells a row for each stage, with the least and the most of the repeats; of many
+    cells the medians beside each other, a row for each cell."""
+    present = [name for name in ("workload", "batch_size", "num_workers") if all(name in row for row in rows)]
+    same = [name for name in present if len({row[name] for row in rows}) == 1]
+    shared = Text(" · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same), style="dim")
+    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
+    wide: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        cell = {name: value for name, value in row.items() if name not in _STAGE}
+        wide.setdefault(tuple(cell.values()), cell)[row["stage"] + "_s"] = row["stage_s"]
+    if len(wide) <= _FEW_CELLS:
+        names = {"stage_s": "median_s", "low_s": "least_s", "high_s": "most_s"}
+        found = [{names.get(name, name): value for name, value in row.items()} for row in rows]
+        found = [{**row, "stage": row["stage"].replace("_", " ")} for row in found]
+        return Group(*([shared] if same else []), table_of(found, limit=limit))
+    said = Text("medians of the repeats; their least and most are in the report, and with --json", style="dim")
+    order = dict.fromkeys(name for cell in wide.values() for name in cell)
+    found = [{name: cell.get(name) for name in order} for cell in wide.values()]
+    return Group(said, *([shared] if same else []), table_of(found, limit=limit))
+
+
+_FEW_CELLS = 8
+_STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
 """A stage that has less than this share everywhere has no column."""
 
@@ -192,6 +215,12 @@ def limit_finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int
             most = f", {row['most_models']:,} for most" if row["most_models"] != row["all_models"] else ""
             sentence = f"batch {row['all_models']:,} works for {models}{most}"
             lines.append(Text(f"{_part(row, varying)}{sentence}", style="bold"))
+    return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
+
+
+def search_finding_view(sentences: Sequence[str], summary: Sequence[Row], not_run: int) -> RenderableType:
+    """The same for studies of what a search spends: which stage dominates at each number of items."""
+    lines = [Text(sentence, style="bold") for sentence in sentences]
     return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
 
 
