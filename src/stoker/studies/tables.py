@@ -26,11 +26,14 @@ def convergence(trials: pl.DataFrame, *, by: Sequence[str] = ()) -> pl.DataFrame
     rows = []
     for trial in trials.to_dicts():
         named = {name: trial[name] for name in _CONVERGENCE_AXES if trial.get(name) is not None}
+        named["workload"] = str(trial["workload"]).rpartition("/")[2]  # without the folder of a user's file
         for prefix, size in (("", trial["batch_size"]), ("against_", trial["against"])):
             figures = {name: trial.get(f"{prefix}{name}") for name in _CONVERGENCE_FIGURES}
             rows.append({**named, "batch_size": size, "outcome": trial["outcome"], **figures})
     names = dict.fromkeys(name for row in rows for name in row)
     table = pl.DataFrame({name: [row.get(name) for row in rows] for name in names}, strict=False)
+    if table["repeat"].n_unique() < 2:
+        table = table.drop("repeat")
     return table.select("machine", *(name for name in by if name != "machine"), pl.exclude("machine", *by))
 
 
