@@ -94,7 +94,7 @@ class Bench:
                 extent,
                 pinned=pinned,
                 watched=watched,
-                share=group and Share(group.place.rank, group.place.of),
+                share=None if group is None else Share(group.place.rank, group.place.of),
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
             if isinstance(step, SleepStep):
