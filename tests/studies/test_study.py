@@ -292,7 +292,7 @@ def test_every_table_can_be_had_by_its_name_or_says_what_it_lacks(tmp_path: Path
             assert study.table(name).height > 0, name
         except InputError:
             lacking.add(name)
-    assert lacking == {"stages", "utilisation", "accuracy"}
+    assert lacking == {"stages", "utilisation", "accuracy", "breakdown", "convergence", "published"}
     with pytest.raises(InputError, match=r"no such table: 'regrets' \(did you mean regret\?\); choose regret, "):
         study.table("regrets")
 
