@@ -44,6 +44,7 @@ from stoker.measure import reference
 from stoker.measure.gauges import Gauges
 from stoker.process import child
 from stoker.process.fork import Forked
+from stoker.process.tree import remove_shared_memory
 from stoker.records import (
     Extent,
     Mode,
@@ -320,6 +321,7 @@ class _Session(Generic[R]):
     def end_child(self) -> None:
         if self._gauges is not None:
             self._gauges.stop()
+            remove_shared_memory(self._gauges.seen)
 
     def patience_s(self) -> float:
         """How long the child may be silent."""
