@@ -45,11 +45,12 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
 
 
 def remove_shared_memory(pids: Iterable[int], root: Path = Path("/dev/shm")) -> None:
-    """Remove what ended processes left in shared memory. Torch removes the name of a batch right after it has the memory;
-    a process that the kernel kills in between, for want of memory, does not get there."""
+    """Remove what ended processes left in shared memory. Torch removes the name of a batch right after it has the
+    memory; a process that the kernel kills in between, for want of memory, does not get there."""
     for pid in pids:
-        if psutil.pid_exists(pid):
-            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                continue
         for path in root.glob(f"torch_{pid}_*"):
             with contextlib.suppress(OSError):
                 path.unlink()
