@@ -19,7 +19,7 @@ import torch
 from common import arguments, quartiles, say, write
 
 from stoker.packages import optional
-from stoker.workload.blocks import compose, cut, describe, parse_part, run, split
+from stoker.workload.blocks import PARTS, compose, cut, describe, parse_part, run, split
 
 PART = "last:25%"
 WARMUP_ROUNDS, MOST_ROUNDS = 2, 100
@@ -44,8 +44,8 @@ def texts(items: int) -> Any:
 
 TORCHVISION = (
     *("resnet18", "resnet50", "resnet152", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large"),
-    *("efficientnet_b0", "efficientnet_v2_s", "vit_b_16", "alexnet", "vgg16", "densenet121", "convnext_tiny"),
-    *("swin_t", "swin_v2_t"),
+    *("efficientnet_b0", "efficientnet_v2_s", "efficientnet_v2_l", "vit_b_16", "vit_l_32", "alexnet", "vgg16"),
+    *("densenet121", "convnext_tiny", "swin_t", "swin_v2_t"),
 )
 
 
@@ -99,6 +99,7 @@ def measure(name: str, case: Case, rounds: int, seconds: float) -> dict[str, Any
         "time_s_per_item": [cost.time_s_per_item for cost in costs],
         "whole_reason": blocks.whole_reason,
         "begins": {unit: cut(blocks, parse_part(f"{PART}:{unit}"), costs) for unit in UNITS},
+        "cuts": {part: cut(blocks, parse_part(part)) for part in PARTS},
         "rounds": rows,
     }
 

@@ -20,10 +20,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from stoker.ranking.agreement import top1_regret, weighted_tau
-from stoker.ranking.combine import COMBINED, ModelScores, RankedModels, rank
+from stoker.ranking.combine import COMBINED, ModelScores, rank
 from stoker.ranking.resampling import ResampleRules, score_model
 from stoker.ranking.scores import SCORES
 from stoker.ranking.static import StaticFigure
+from stoker.records import RankedModels
 
 SIDE, SOURCE_ITEMS, TARGET_ITEMS, TEST_ITEMS = 16, 1500, 200, 600
 PRETRAINING_EPOCHS, TUNING_EPOCHS, BATCH, LEARNING_RATE = 15, 40, 32, 2e-3

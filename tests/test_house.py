@@ -41,7 +41,20 @@ def test_every_public_name_is_in_the_docs() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["doctor", "profile", "run", "limit", "probe", "predict", "tune", "prepare", "report", "converge", "compare"],
+    [
+        "doctor",
+        "profile",
+        "run",
+        "limit",
+        "probe",
+        "predict",
+        "tune",
+        "prepare",
+        "report",
+        "converge",
+        "compare",
+        "search",
+    ],
 )
 def test_every_command_is_in_the_docs_with_every_option(command: str) -> None:
     from typer.main import get_command
@@ -118,4 +131,5 @@ def test_no_command_is_left_out_of_the_test_above() -> None:
         "report",
         "converge",
         "compare",
+        "search",
     }

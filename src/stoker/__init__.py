@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from stoker.records import Plan as Plan
     from stoker.records import Prediction as Prediction
     from stoker.records import Probes as Probes
+    from stoker.records import Ranking as Ranking
     from stoker.records import Setting as Setting
     from stoker.records import Task as Task
     from stoker.records import Trial as Trial
     from stoker.records import WorkloadSpec as WorkloadSpec
     from stoker.records import read as read
     from stoker.studies.converge import converge as converge
+    from stoker.studies.search import search as search
     from stoker.studies.sides import compare as compare
     from stoker.studies.study import study as study
     from stoker.tuning.remedies import advise as advise
@@ -50,6 +52,7 @@ _HOMES = {
     "Plan": "stoker.records:Plan",
     "Prediction": "stoker.records.answers:Prediction",
     "Probes": "stoker.records.probes:Probes",
+    "Ranking": "stoker.records:Ranking",
     "Setting": "stoker.records:Setting",
     "Task": "stoker.records:Task",
     "StokerError": "stoker.errors:StokerError",
@@ -68,6 +71,7 @@ _HOMES = {
     "probe": "stoker.forecast.probe:probe",
     "profile": "stoker.measure.profile:profile",
     "read": "stoker.records:read",
+    "search": "stoker.studies.search:search",
     "stage": "stoker.marks:stage",
     "study": "stoker.studies.study:study",
     "transformers_callback": "stoker.integrations.transformers:watch_callback",

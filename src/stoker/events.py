@@ -6,7 +6,7 @@ Every event crosses process boundaries as JSON, so each is a record with a tag.
 from collections.abc import Callable
 from typing import Literal
 
-from stoker.records import Probes, Record, Run, Setting, Subject, Trial
+from stoker.records import CandidateTrial, Probes, Record, Run, Setting, Subject, Trial
 
 
 class Event(Record, frozen=True, tag_field="event"):
@@ -89,6 +89,20 @@ class ProbesReady(Event, frozen=True, tag="probes"):
     probes: Probes
 
 
+class CandidateStarted(Event, frozen=True, tag="candidate"):
+    """A search begins candidate number `index` of those that its process was given."""
+
+    index: int
+    model: str
+
+
+class CandidateEnded(Event, frozen=True, tag="candidate_ended"):
+    """A candidate of a search is over, whatever became of it."""
+
+    index: int
+    trial: CandidateTrial
+
+
 AnyEvent = (
     Phase
     | Progress
@@ -102,6 +116,8 @@ AnyEvent = (
     | JobTaken
     | ProbeDone
     | ProbesReady
+    | CandidateStarted
+    | CandidateEnded
 )
 """Every event, for decoding."""
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import InputError
-from stoker.ranking.combine import ModelScores, RankedModels, rank
+from stoker.ranking.combine import ModelScores, rank
 from stoker.ranking.resampling import ScoreSample, score_model
 from stoker.ranking.static import StaticFigure
+from stoker.records import RankedModels
 
 
 def candidate(

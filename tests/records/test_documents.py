@@ -10,11 +10,14 @@ import pytest
 
 import stoker
 from stoker.errors import InputError
+from stoker.ranking.combine import ModelScores, rank
 from stoker.records import (
     KINDS,
     SCHEMA,
     Attempt,
     Candidate,
+    CandidateStages,
+    CandidateTrial,
     Change,
     Comparison,
     Convergence,
@@ -30,13 +33,17 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    Problem,
+    Ranking,
     Record,
     Remedy,
     Run,
+    ScoreSample,
     Setting,
     Side,
     Stage,
     Stalls,
+    StaticFigure,
     Subject,
     Task,
     Trial,
@@ -47,10 +54,12 @@ from stoker.records import (
     read,
 )
 from stoker.report.documents import (
+    candidate_document,
     comparison_document,
     document_of,
     machine_document,
     plan_document,
+    ranking_document,
     save,
     stalls_document,
     trial_document,
@@ -160,6 +169,26 @@ COMPARED = Comparison(
     changes=(Change(name="num_workers", kind="setting", a="0", b="2"),),
     reference=Difference(name="reference job", unit="run"),
 )
+CANDIDATE = CandidateTrial(
+    model="net@one.pt",
+    outcome="done",
+    stages=CandidateStages(
+        read_s=(0.1,), read_resident=0.5, load_s=(0.2, 0.1), batch_items=(8, 4), score_s={"nleep": 1.0}
+    ),
+    scores=(ScoreSample(score="nleep", value=0.5, resampled=(0.4, None)),),
+    static=StaticFigure(accuracy=70.0, dataset="ImageNet-1K", parameters=1000),
+)
+RANKING = Ranking(
+    data="birds",
+    device="cpu",
+    part="full",
+    scores=("nleep",),
+    labels="classes",
+    ranked=rank([ModelScores(model="net@one.pt", scores=CANDIDATE.scores)], combined=("nleep",)),
+    candidates=(CANDIDATE, CandidateTrial(model="other", outcome="crashed", problem=Problem(sentence="it died"))),
+    unfinished=("third",),
+    stopped="the budget is spent",
+)
 DOCUMENTS: dict[str, tuple[Record, dict[str, Any]]] = {
     "trial": (TRIAL, trial_document(TRIAL, PLAN.remedies)),
     "stalls": (STALLS, stalls_document(STALLS, {})),
@@ -170,11 +199,17 @@ DOCUMENTS: dict[str, tuple[Record, dict[str, Any]]] = {
     "plan": (PLAN, plan_document(PLAN)),
     "convergence": (CONVERGED, document_of(CONVERGED)),
     "comparison": (COMPARED, comparison_document(COMPARED, allowed=0.05, is_slower=True)),
+    "candidate_trial": (CANDIDATE, candidate_document(CANDIDATE)),
+    "ranking": (RANKING, ranking_document(RANKING)),
     "interrupted_tune": (
         InterruptedTune(interrupted=True, runs=(RUN,), probes=PROBES, trials=(TRIAL,)),
         document_of(InterruptedTune(interrupted=True, runs=(RUN,), probes=PROBES, trials=(TRIAL,))),
     ),
 }
+
+
+NEW = ("comparison", "convergence", "candidate_trial", "ranking")
+"""Kinds that have been numbered since there were any."""
 
 
 def test_every_kind_is_tested() -> None:
@@ -197,7 +232,7 @@ def test_this_machine_comes_back(tmp_path: Path) -> None:
     assert read(tmp_path / "machine.json") == machine
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DOCUMENTS if kind not in ("comparison", "convergence")])
+@pytest.mark.parametrize("kind", [kind for kind in DOCUMENTS if kind not in NEW])
 def test_documents_from_before_there_were_numbers_are_recognised(kind: str) -> None:
     record, document = DOCUMENTS[kind]
     old = {name: value for name, value in document.items() if name not in ("kind", "schema")}

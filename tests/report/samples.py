@@ -6,13 +6,29 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from stoker.analysis import published
 from stoker.analysis.verdict import verdict
-from stoker.records import Limit, Plan, Probes, Record, Trial, parse, read
+from stoker.ranking.combine import ModelScores, rank
+from stoker.records import (
+    CandidateStages,
+    CandidateTrial,
+    Limit,
+    Plan,
+    Probes,
+    Problem,
+    Ranking,
+    Record,
+    ScoreSample,
+    StaticFigure,
+    Trial,
+    parse,
+    read,
+)
 from stoker.report.html import Page
-from stoker.report.pages import limit_page, plan_page, study_page, trial_page
+from stoker.report.pages import limit_page, plan_page, ranking_page, study_page, trial_page
 from stoker.report.pages.study import StudyAbout
 
 ANSWERS = Path(__file__).parents[1] / "answers"
@@ -68,16 +84,70 @@ def grid_page() -> Page:
     return study_page(published.grid(), StudyAbout(name="batch-and-workers"))
 
 
+def a_ranking(
+    names: tuple[str, ...] = ("resnet18", "resnet50", "mobilenet_v2", "vit_b_16"), *, static: bool = True
+) -> Ranking:
+    """A search of some candidates: the first is the best and as good as the second, and one more has failed."""
+    candidates = [_candidate(name, place, static=static) for place, name in enumerate(names)]
+    models = [ModelScores(model=each.model, scores=each.scores, static=each.static) for each in candidates]
+    problem = Problem(sentence="the weights file does not fit", remedy="name the model that it was saved from")
+    failed = CandidateTrial(model=f"{names[0]}@other.pt", outcome="failed", problem=problem)
+    return Ranking(
+        data="pets",
+        device="cpu",
+        part="full",
+        scores=("nleep", "logme"),
+        labels="classes",
+        ranked=rank(models),
+        candidates=(*candidates, failed),
+        wall_s=sum(each.total_s for each in candidates),
+    )
+
+
+def _candidate(name: str, place: int, *, static: bool) -> CandidateTrial:
+    random = np.random.default_rng(place)
+    value = -float(max(place, 1))  # the first two are equal but for what was drawn
+    stages = CandidateStages(
+        read_s=(0.5,),
+        read_resident=0.0,
+        read_wait_s=0.1,
+        build_s=0.2,
+        load_s=(0.5, 0.1),
+        infer_s=(0.3 + place, 0.3 + place),
+        batch_items=(32, 32),
+        score_s={"nleep": 0.2, "logme": 0.1},
+        resample_s={"nleep": 0.4, "logme": 0.2},
+    )
+    draws = [tuple(value + 0.05 * random.standard_normal(40)) for _ in range(2)]
+    return CandidateTrial(
+        model=name,
+        outcome="done",
+        items=64,
+        classes=4,
+        batch_size=32,
+        stages=stages,
+        scores=tuple(
+            ScoreSample(score=score, value=value - 0.001 * place, resampled=drawn)
+            for score, drawn in zip(("nleep", "logme"), draws, strict=True)
+        ),
+        static=StaticFigure(accuracy=80.0 - max(place, 1), dataset="ImageNet-1K") if static else StaticFigure(),
+        total_s=sum(stages.totals_s.values()) + 0.05,
+    )
+
+
 @cache
 def all_pages() -> dict[str, Page]:
     trial = a_trial()
     return {
         "grid": grid_page(),
         "impact": study_page(published.batch_impact(), StudyAbout(name="batch-impact")),
+        "loader": study_page(published.loader_runs(), StudyAbout(name="data-loading")),
         "limits": study_page(published.max_batches(), StudyAbout(name="max-batch", kind="limit")),
         "trial": trial_page(trial, verdict(trial)),
         "plan": plan_page(a_plan()),
         "limit": limit_page(a_limit()),
+        "ranking": ranking_page(a_ranking()),
+        "stages": study_page(published.stage_trials(), StudyAbout(name="search-bottlenecks", kind="search")),
     }
 
 
@@ -117,3 +187,10 @@ def hostile_page() -> Page:
     names = tuple(name.encode(errors="replace").decode() for name in HOSTILE)
     frame = pl.DataFrame(rows(names, data=(names[0], names[1])), infer_schema_length=None)
     return study_page(frame, StudyAbout(name=HOSTILE[0], title=HOSTILE[1], about={HOSTILE[2]: HOSTILE[3]}))
+
+
+def hostile_ranking() -> Page:
+    """A search whose candidates, data and problems have such names."""
+    names = tuple(name.encode(errors="replace").decode() for name in HOSTILE)
+    found = a_ranking(names)
+    return ranking_page(msgspec.structs.replace(found, data=names[0], notes=names, unfinished=(names[2],)))

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from stoker.errors import InputError, MachineError
 from stoker.report.files import write_page, write_pictures
 from stoker.report.html import Card, Figure, Page, fragment, render, svg, text
-from tests.report.samples import HOSTILE, all_pages, grid_page, hostile_page
+from tests.report.samples import HOSTILE, all_pages, grid_page, hostile_page, hostile_ranking
 
 
 class Elements(HTMLParser):
@@ -40,13 +41,16 @@ def test_a_page_is_one_file_that_loads_nothing() -> None:
     assert "refresh" not in page[:2000]
 
 
-def test_hostile_names_make_no_elements() -> None:
-    clean, hostile = Elements(render(grid_page())), Elements(render(hostile_page()))
+@pytest.mark.parametrize("page", [hostile_page, hostile_ranking])
+def test_hostile_names_make_no_elements(page: Callable[[], Page]) -> None:
+    clean, hostile = Elements(render(grid_page())), Elements(render(page()))
     assert "img" not in hostile.count
     assert hostile.handlers == []
     figures = hostile.count["figure"]
     assert hostile.count["script"] == 2 * figures + 2
-    assert set(hostile.count) <= set(clean.count) | {"li", "ul"}
+    tables = {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    # Some versions of vl-convert draw the lines of a long title as tspan elements.
+    assert set(hostile.count) <= set(clean.count) | tables | {"li", "ul", "tspan"}
 
 
 @pytest.mark.parametrize("name", HOSTILE)

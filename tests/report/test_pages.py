@@ -14,13 +14,14 @@ from stoker.report.pages import (
     machine_page,
     plan_page,
     prediction_page,
+    ranking_page,
     stalls_page,
     study_page,
     trial_page,
 )
 from stoker.report.pages.parts import RULES, counted, short_names
 from stoker.report.pages.study import Against, StudyAbout
-from tests.report.samples import HOSTILE, a_limit, a_plan, a_trial, all_pages, grid_page, probes, rows
+from tests.report.samples import HOSTILE, a_limit, a_plan, a_ranking, a_trial, all_pages, grid_page, probes, rows
 
 
 def titles(page: Page) -> str:
@@ -110,7 +111,7 @@ def test_published_figures_stand_beside_ours() -> None:
     page = study_page(ours, StudyAbout(name="s"), against=[other])
     section = next(section for section in page.sections if section.title == "Beside published")
     assert section.text == published.MACHINE
-    assert section.figures[0].title.startswith("The same 1,080 settings take here 2 times at the median")
+    assert section.figures[0].title.startswith("The same 1,080 settings take 2 times as long here, at the median")
     assert len(section.figures[0].rows) == 1080
 
 
@@ -201,6 +202,81 @@ def test_machines_and_interrupted_tunings_have_pages() -> None:
     assert page.notes[0].startswith("This tuning was interrupted. It had made no probes and one run.")
 
 
+def test_a_ranking_answers_first_and_says_who_is_tied() -> None:
+    page = ranking_page(a_ranking())
+    assert [card.about for card in page.cards] == ["best candidate", "ranked by", "most of the time", "failed"]
+    assert page.cards[0].answer == "resnet18"
+    assert "It cannot be told apart from resnet50" in page.cards[0].detail
+    assert page.cards[1].answer == "Static order, NLEEP and LogME"
+    assert "The scores add nothing" in page.cards[1].detail
+    assert page.cards[2].answer.startswith("Inference: ")
+    assert page.cards[3].answer == "1 of five candidates"
+    ranks = page.figures[0]
+    assert ranks.title == "Two candidates of 4 share the first place"
+    assert [row["model"] for row in ranks.rows] == ["resnet18", "resnet50", "mobilenet_v2", "vit_b_16"]
+    assert all(row["low"] <= row["mean_rank"] <= row["high"] for row in ranks.rows)
+
+
+def test_a_ranking_shows_what_each_candidate_spent_and_which_one_failed() -> None:
+    found = a_ranking()
+    page = ranking_page(found)
+    stacked = next(figure for figure in page.figures if figure.alt.startswith("Stages stacked"))
+    for trial in found.candidates[:-1]:
+        seconds = sum(row["seconds"] for row in stacked.rows if row["model"] == trial.model)
+        assert seconds == pytest.approx(trial.total_s, rel=1e-5)
+    failures = page.sections[-1]
+    assert failures.title == "What failed"
+    assert failures.tables[0].rows[0] == [
+        "resnet18@other.pt",
+        "failed",
+        "the weights file does not fit",
+        "name the model that it was saved from",
+    ]
+
+
+def test_a_ranking_without_static_figures_says_so() -> None:
+    page = ranking_page(a_ranking(static=False))
+    assert page.cards[1].answer == "NLEEP and LogME"
+    assert page.cards[1].detail.startswith("Without the static order: ")
+
+
+def test_a_search_without_any_result_has_a_page() -> None:
+    found = a_ranking()
+    failed = msgspec.structs.replace(found, ranked=None, candidates=found.candidates[-1:], stopped="interrupted")
+    page = ranking_page(failed)
+    assert [card.about for card in page.cards] == ["failed"]
+    assert page.notes == ["The search is not complete: interrupted."]
+    assert not page.figures
+
+
+def test_a_study_of_a_search_says_which_stage_dominates() -> None:
+    page = all_pages()["stages"]
+    assert [card.answer for card in page.cards] == [
+        "Preparing the model: 71 % of the time",
+        "Preparing the model: 40 % of the time",
+        "Inference: 78 % of the time",
+    ]
+    parts = next(figure for figure in page.figures if figure.title.startswith("9,216 items"))
+    published_parts = ["full", "last:75%", "last:50%", "last:25%", "last:3", "last:1"]
+    assert list(dict.fromkeys(row["part"] for row in parts.rows)) == published_parts
+
+
+def test_published_stages_stand_beside_those_of_the_preset() -> None:
+    frame = published.stage_trials()
+    ours = frame.with_columns(*(pl.col(f"{name}_s") * 3 for name in ("prepare_model", "forward")), machine=pl.lit("m"))
+    others = published_beside("search-bottlenecks-small", ours)
+    assert [each.name for each in others] == ["the published search-bottlenecks"]
+    assert published.MACHINE in others[0].about
+    page = study_page(ours, StudyAbout(name="s", kind="search"), against=others)
+    section = next(section for section in page.sections if section.title.startswith("Beside"))
+    assert "Here, at 96 items preparing the model" in section.text
+    assert "There, at 96 items preparing the model" in section.text
+    points = section.figures[1]
+    assert {round(row["ours_s"] / row["theirs_s"]) for row in points.rows} == {1, 3}
+    mine = ours.with_columns(pl.concat_str(pl.lit("my-"), name).alias(name) for name in ("model", "workload"))
+    assert published_beside("search-bottlenecks", mine) == []
+
+
 def test_names_are_short_and_stay_different() -> None:
     names = short_names([*HOSTILE, "n" * 10_001])
     assert len(set(names.values())) == len(HOSTILE) + 1
@@ -214,3 +290,45 @@ def test_counts_are_words_up_to_twelve() -> None:
         "twelve models",
         "1,300 models",
     ]
+
+
+def test_the_three_fastest_are_counted_over_the_workloads_of_their_part() -> None:
+    table = [*rows(("a", "b", "c")), *rows(("d", "e", "f"), data=("tensors",))]
+    page = study_page(pl.DataFrame(table, infer_schema_length=None), StudyAbout(name="s"))
+    counts = [figure.title for figure in page.figures if "among the three fastest" in figure.title]
+    assert [title.rpartition(" for ")[2] for title in counts] == ["3 of 3 workloads", "3 of 3 workloads"]
+
+
+def test_runs_of_unequal_items_are_answered_by_item() -> None:
+    table = [
+        {"workload": "net", "batch_size": size, "num_workers": workers, "batches": 4, "run_items": 4 * size}
+        | {"outcome": "done", "seconds": 1.0 + 0.01 * size + 0.1 * workers}
+        for size in (2, 32)
+        for workers in (0, 2)
+    ]
+    page = study_page(pl.DataFrame(table), StudyAbout(name="s"))
+    assert page.cards[0].answer == "Batch 32, 0 workers"
+    assert page.cards[0].detail.startswith("10.3 ms an item")
+    assert "Time an item" in page.figures[0].note
+    assert page.sections[0].tables[0].columns[-1] == "time an item"
+
+
+def test_an_exported_table_names_its_machine() -> None:
+    frame = pl.DataFrame(rows(("net",)), infer_schema_length=None)
+    frame = frame.with_columns(machine=pl.lit("8af0"), machine_label=pl.lit("2 CPUs, no GPU"))
+    assert study_page(frame, StudyAbout(name="s")).facts["machine"] == "2 CPUs, no GPU"
+
+
+def test_a_small_preset_stands_beside_the_published_figures_of_its_settings() -> None:
+    ours = published.loader_runs().filter(pl.col("batch_size") == 32)
+    assert [each.name for each in published_beside("data-loading-small", ours)] == ["the published data-loading"]
+
+
+def test_times_of_computing_alone_are_answered_without_whole_runs() -> None:
+    page = study_page(published.inference_trials(), StudyAbout(name="s"))
+    assert [(card.about, card.answer) for card in page.cards] == [
+        ("cnn", "199 µs an item"),
+        ("transformer", "753 µs an item"),
+    ]
+    assert page.sections[0].text.startswith("Without the batches that warm up")
+    assert [figure.title.partition(":")[0] for figure in page.figures] == ["CNNs", "Transformers"]

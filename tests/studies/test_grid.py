@@ -93,6 +93,36 @@ def test_other_kinds_have_options(kind: str) -> None:
     assert {asked.task.kind for asked in tasks} == {kind}
 
 
+def test_a_candidate_of_a_search_has_its_options_and_its_batches_are_items() -> None:
+    text = 'kind = "search"\n[fixed]\nlabels = "random"\nscores = "linear"\nwarmup = 1\n'
+    text += '[axes]\nworkload = ["resnet18"]\npart = ["full", "joint:2:last:3"]\nbatches = [50]\nbatch_size = [32]\n'
+    first, second = (asked.task for asked in parsed(text).tasks().values())
+    assert first.kind == "search"
+    assert first.options == {"labels": "random", "scores": "linear", "part": "full"}
+    assert first.workload is not None
+    assert first.workload.items == 1600
+    assert (first.setting.batch_size, first.extent.warmup) == (32, 1)
+    assert second.options["part"] == "joint:2:last:3"
+    assert first.key() != second.key()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('part = ["last:0"]', r"line 4: part: a part must have at least 1 of the blocks, got 0 in 'last:0'"),
+        ('part = ["half"]', "line 4: part: a part must be full, last:50%"),
+        ('scores = ["logmee"]', r"line 4: scores: there is no score 'logmee' \(did you mean logme"),
+        ("classes = [1]", "line 4: classes must be at least 2, got 1"),
+        ('labels = ["none"]', "line 4: labels must be one of classes, random, got 'none'"),
+        ('weights_cache = ["hot"]', "line 4: weights_cache must be one of warm, cold, got 'hot'"),
+        ("precision = ['bf16']", "line 4: a study of kind search has no axis precision"),
+    ],
+)
+def test_what_is_wrong_with_a_search_is_one_sentence_with_its_line(line: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        parsed(f'kind = "search"\n[axes]\nworkload = ["resnet18"]\n{line}\n')
+
+
 def test_a_key_does_not_depend_on_how_the_grid_is_written() -> None:
     other = '[axes]\nbatch_size = [16, 8]\nworkload = ["resnet18"]\n[fixed]\nprecision = "fp32"\n'
     assert set(parsed(other).tasks()) == set(parsed('[axes]\nworkload = ["resnet18"]\nbatch_size = [8, 16]\n').tasks())

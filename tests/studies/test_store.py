@@ -458,20 +458,6 @@ def test_a_full_database_keeps_what_was_recorded(store: Store, path: Path) -> No
     assert len(store.trials("night")) == 2
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of one megabyte."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk_is_one_sentence_and_costs_nothing_that_was_recorded(tiny_disk: Path) -> None:
     path = tiny_disk / "stoker.db"
     recorded: list[int] = []

@@ -464,3 +464,25 @@ def test_which_batch_is_kept(options: dict[str, Any], kept: int | None) -> None:
 def test_choices_that_do_not_exist_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TuneRequest(**options)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def test_ranks_are_tuned_as_they_run() -> None:
+    """Two ranks of a loader that waits: their plan is of one rank, and the effective batch is kept over both."""
+    found = tune(f"{HERE}:planted", ranks=2, items=480, global_batch=32, device="sleep:30ms", mode="train", budget_s=10)
+    assert found.ranks == 2
+    assert found.batch_size * found.accumulate * found.ranks == 32
+    assert found.num_workers > 0, "loading takes longer than the steps"
+    assert {each.setting.ranks for each in found.candidates} == {2}
+    assert found.measured is not None
+    assert found.measured.items <= 240, "of one rank"
+    assert found.verdict is not None
+    assert any("those of one rank: 2 ranks share" in note for note in found.notes)
+
+
+def test_a_workload_that_fails_in_a_rank_cannot_be_tuned() -> None:
+    ranked = HERE.parent / "ranked.py"
+    with pytest.raises(InputError, match="2 ranks ends well: rank 1: FileNotFoundError: no checkpoint here"):
+        tune(f"{ranked}:gone_before_it_begins", ranks=2, device="cpu", batch_size=8, budget_s=4)

@@ -32,7 +32,8 @@ def common(
 
 
 # Commands register themselves, in the order in which help lists them.
-from stoker.cli import doctor, profile, run, limit, probe, predict, tune, prepare, converge, study, report, compare  # noqa: E402, F401, I001
+from stoker.cli import doctor, profile, run, limit, probe, predict, tune, prepare  # noqa: E402, F401, I001, RUF100
+from stoker.cli import converge, search, study, report, compare  # noqa: E402, F401, I001, RUF100
 
 
 class _Signals:

@@ -194,6 +194,8 @@ class Costs:
     step: StepCosts
     shares: dict[str, float]
     """The share of each stage in an item's time."""
+    exchange_s: float | None = None
+    """What ranks spend on one exchange of gradients. None: they do not wait for each other."""
     sampled: int = 0
     """How many items (batches if `by_batch`) `spread` comes from; 0 means all of them."""
     inline_load_share: float = 1.0

@@ -103,11 +103,19 @@ def fit(probes: Probes) -> Costs:
         step=fit_step(probes),
         shares=_shares(single),
         inline_load_share=_inline_load_share(inline),
+        exchange_s=_exchange_s(probes),
         sampled=max((len(run.items) if by_batch else sum(run.items) for run in loads), default=0),
     )
 
 
 # ---------------------------------------------------------------- items and batches
+
+
+def _exchange_s(probes: Probes) -> float | None:
+    """The time of one exchange of gradients; ranks that infer do not wait for each other."""
+    if probes.subject.mode == "infer":
+        return None
+    return median(probes.exchange_s) if probes.exchange_s else 0.0
 
 
 def _corrected(item: Table, corrections: dict[int, float], waiting: float) -> Table:

@@ -9,6 +9,7 @@ import shutil
 from rich.console import Console, RenderableType
 
 from stoker.records import (
+    CandidateTrial,
     Comparison,
     Convergence,
     Limit,
@@ -17,6 +18,7 @@ from stoker.records import (
     Plan,
     Prediction,
     Probes,
+    Ranking,
     ScriptAnswer,
     Stalls,
     Trial,
@@ -103,6 +105,20 @@ def convergence_text(convergence: Convergence) -> str:
     from stoker.report.views.convergence import convergence_view
 
     return _text(convergence_view(convergence))
+
+
+def candidate_text(trial: CandidateTrial) -> str:
+    """One candidate of a search: its stages and its scores."""
+    from stoker.report.views.search import candidate_view
+
+    return _text(candidate_view(trial))
+
+
+def ranking_text(ranking: Ranking) -> str:
+    """The tables of `stoker search`."""
+    from stoker.report.views.search import ranking_view
+
+    return _text(ranking_view(ranking))
 
 
 def _text(view: RenderableType) -> str:

@@ -188,7 +188,7 @@ def second_task(trial: Trial, **changes: int) -> tuple[Setting, Extent]:
     """A short run of the same workload with other values of some fields, such as another batch size: what its steps
     cost there."""
     setting = msgspec.structs.replace(trial.setting, **changes)
-    rate = (trial.items_per_s or 0.0) / setting.batch_size
+    rate = (trial.items_per_s or 0.0) / (setting.batch_size * setting.processes)
     batches = min(SECOND.most_batches, max(SECOND.least_batches, round(SECOND.run_s * rate)))
     return setting, msgspec.structs.replace(trial.extent, batches=batches, epochs=1, validate=False)
 

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 from stoker.ranking.agreement import ranks
 from stoker.ranking.items import Floats
-from stoker.ranking.resampling import RESAMPLING, ResampleRules, ScoreSample
-from stoker.ranking.static import StaticFigure
-from stoker.records import Record
+from stoker.ranking.resampling import RESAMPLING, ResampleRules
+from stoker.records import RankedModel, RankedModels, Record, ScoreInterval, ScoreSample, StaticFigure
 
 COMBINED = ("nleep", "logme")
 """Scores that are averaged with the static order. On published results no other choice is clearly better, and several
@@ -37,49 +36,6 @@ class ModelScores(Record, frozen=True):
             if each.score == score:
                 return each
         raise InputError(f"{self.model} has no score {score}; rank models that have the same scores")
-
-
-class ScoreInterval(Record, frozen=True):
-    """A score with its rank among the candidates, 1 for the best. `low`, `high`: 90 % interval over resampled items,
-    None without resamples."""
-
-    score: str
-    value: float
-    rank: float
-    low: float | None = None
-    high: float | None = None
-
-
-class RankedModel(Record, frozen=True):
-    """One line of a ranking. `place`: 1 for the best; models that cannot be told apart from the first of their group
-    share its place. `mean_rank`: what decides, with its 90 % interval. `tied_with`: every model that it cannot be told
-    apart from, in its group or not."""
-
-    model: str
-    place: int
-    mean_rank: float
-    scores: tuple[ScoreInterval, ...]
-    static: StaticFigure
-    static_rank: float | None = None
-    low: float | None = None
-    high: float | None = None
-    tied_with: tuple[str, ...] = ()
-
-
-class RankedModels(Record, frozen=True):
-    """The candidates, best first. `combined`: what the mean rank was taken of. `static_used`: whether the static order
-    is part of it; `static_missing` names the candidates without a figure, and `static_mixed` says that figures are of
-    different data sets. `scores_add_nothing`: None without a static order; otherwise whether no pair that can be told
-    apart stands in another order than the static one. `resamples`: 0 when there are too few for intervals; only equal
-    mean ranks are ties then."""
-
-    models: tuple[RankedModel, ...]
-    combined: tuple[str, ...]
-    static_used: bool
-    static_missing: tuple[str, ...]
-    static_mixed: bool
-    scores_add_nothing: bool | None
-    resamples: int
 
 
 def rank(

@@ -17,6 +17,7 @@ from stoker.errors import InputError
 from stoker.ranking.items import Classes, Indices, check_labels
 from stoker.ranking.scores import SCORES, Needs
 from stoker.records import Record
+from stoker.records.ranking import ScoreSample as ScoreSample
 
 
 class ResampleRules(Record, frozen=True):
@@ -37,25 +38,6 @@ class ResampleRules(Record, frozen=True):
 
 
 RESAMPLING = ResampleRules()
-
-
-class ScoreSample(Record, frozen=True):
-    """One score of one candidate. `resampled`: the score on each subset, None where it is not defined there; `scale`:
-    what a deviation between subsets is multiplied with to become one of the whole set."""
-
-    score: str
-    value: float
-    resampled: tuple[float | None, ...] = ()
-    scale: float = 1.0
-
-    def deviations(self, subsets: Sequence[int]) -> NDArray[np.float64]:
-        """Deviations on some subsets from their mean, scaled to the whole set."""
-        values = np.array([self.resampled[each] for each in subsets], dtype=np.float64)
-        return (values - values.mean()) * self.scale if len(values) else values
-
-    def defined(self) -> set[int]:
-        """The subsets on which the score is defined."""
-        return {number for number, value in enumerate(self.resampled) if value is not None}
 
 
 def score_model(
@@ -81,7 +63,13 @@ def score_model(
     }
     inputs = {name: _input(name, given) for name in scores}
     labelled = np.asarray(labels)
-    values = {name: SCORES[name].function(inputs[name], labelled) for name in scores}
+    values: dict[str, float] = {}
+    seconds: dict[str, float] = {}
+    resample_s = dict.fromkeys(scores, 0.0)
+    for name in scores:
+        began = time.perf_counter()
+        values[name] = SCORES[name].function(inputs[name], labelled)
+        seconds[name] = time.perf_counter() - began
     resampled: dict[str, list[float | None]] = {name: [] for name in scores}
     subsets = Subsets(check_labels(labelled, len(labelled)), rules)
     until = time.monotonic() + rules.time_limit_s
@@ -89,9 +77,18 @@ def score_model(
         if time.monotonic() > until:
             break
         for name in scores:
+            began = time.perf_counter()
             resampled[name].append(_on(name, inputs[name][rows], labelled[rows]))
+            resample_s[name] += time.perf_counter() - began
     return tuple(
-        ScoreSample(score=name, value=values[name], resampled=tuple(resampled[name]), scale=subsets.scale)
+        ScoreSample(
+            score=name,
+            value=values[name],
+            resampled=tuple(resampled[name]),
+            scale=subsets.scale,
+            seconds=seconds[name],
+            resample_s=resample_s[name],
+        )
         for name in scores
     )
 

@@ -5,15 +5,7 @@ Nothing is downloaded: torchvision and timm bring these facts with the package.
 
 from stoker.errors import InputError
 from stoker.packages import optional
-from stoker.records import Record
-
-
-class StaticFigure(Record, frozen=True):
-    """Published top-1 accuracy in per cent on `dataset`, and the number of parameters; None where unknown."""
-
-    accuracy: float | None = None
-    dataset: str | None = None
-    parameters: int | None = None
+from stoker.records.ranking import StaticFigure as StaticFigure
 
 
 def static_figure(model: str, *, weights: str | None = None) -> StaticFigure:

@@ -19,10 +19,14 @@ RENDERERS: dict[str, str] = {
     "Machine": "stoker.integrations.display:machine_text",
     "Comparison": "stoker.integrations.display:compared_text",
     "Convergence": "stoker.integrations.display:convergence_text",
+    "CandidateTrial": "stoker.integrations.display:candidate_text",
+    "Ranking": "stoker.integrations.display:ranking_text",
 }
 """The function that makes the text of a record, as `module:function`, by the name of the record's class."""
-HTML_RENDERERS: dict[str, str] = dict.fromkeys(RENDERERS, "stoker.integrations.notebook:record_html")
-"""The function that makes the HTML of a record in a notebook, likewise.
+HTML_RENDERERS: dict[str, str] = dict.fromkeys(
+    (name for name in RENDERERS if name != "CandidateTrial"), "stoker.integrations.notebook:record_html"
+)
+"""The function that makes the HTML of a record in a notebook, likewise; one candidate alone has no charts.
 
 Strings, because these functions are in layers above this one. They are imported when a record is shown.
 """

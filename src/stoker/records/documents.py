@@ -12,6 +12,7 @@ from stoker.records.comparison import Comparison
 from stoker.records.convergence import Convergence
 from stoker.records.machine import Machine
 from stoker.records.probes import Probes
+from stoker.records.ranking import CandidateTrial, Ranking
 from stoker.records.trial import Trial
 
 SCHEMA = 1
@@ -29,6 +30,8 @@ KINDS: dict[str, type[Record]] = {
     "machine": Machine,
     "comparison": Comparison,
     "convergence": Convergence,
+    "candidate_trial": CandidateTrial,
+    "ranking": Ranking,
 }
 """Every kind of document that Stoker saves."""
 

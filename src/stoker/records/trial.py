@@ -109,13 +109,29 @@ class WorkerLog(Record, frozen=True):
         return max(0.0, 1 - (sum(self.cpu_s) + sum(self.delay_s)) / span_s) if span_s > 0 else 0.0
 
 
+class RankLog(Record, frozen=True):
+    """What one of several ranks did, as a trial of one process would keep it. Moments count from the start of the whole
+    run. `items` are this rank's alone."""
+
+    rank: int
+    items: int
+    total_s: float
+    start_s: float
+    stages: dict[str, Stage]
+    timeline: Timeline = Timeline()
+    workers: WorkerLog = WorkerLog()
+    peaks: dict[str, int] = field(default_factory=dict)
+
+
 class Problem(Record, frozen=True):
-    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do."""
+    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do. `rank`
+    is the rank that it happened in, where there are several."""
 
     sentence: str
     where: str | None = None
     remedy: str | None = None
     detail: str | None = None
+    rank: int | None = None
 
 
 class Trial(Record, frozen=True):
@@ -129,6 +145,9 @@ class Trial(Record, frozen=True):
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
     `started` are short loadings of the same items with workers, right after a run without: they tell what workers take
     to start, and what it takes to receive their batches.
+
+    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`,
+    which has the most work of its own, and `rank_logs` has every one's.
     """
 
     outcome: Outcome
@@ -157,6 +176,8 @@ class Trial(Record, frozen=True):
     updates_itself: bool = False
     fits_workers: int | None = None
     started: "tuple[Trial, ...]" = ()
+    rank_logs: tuple[RankLog, ...] = ()
+    pace_rank: int | None = None
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""

@@ -30,6 +30,10 @@ CATEGORIES = (
 """Okabe and Ito's palette, made for the colour-blind, with a readable yellow; two more by Paul Tol."""
 SEQUENTIAL: Final = "oranges"
 STAGES = {
+    "prepare": "#332288",
+    "prepare model": "#332288",
+    "load data": "#d55e00",
+    "prepare data": "#d55e00",
     "start": "#7f7f7f",
     "read": "#332288",
     "decode": "#0072b2",
@@ -42,8 +46,11 @@ STAGES = {
     "copy": "#e69f00",
     "forward": "#009e73",
     "backward": "#117733",
+    "exchange": "#882255",
+    "idle": "#f0c8b4",
     "update": "#cc79a7",
     "step": "#009e73",
+    "inference": "#009e73",
     "score": "#aa4499",
     "stop": "#bbbbbb",
     "other": "#dddddd",
@@ -80,7 +87,7 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
     panels = len({row.get(facet) for row in rows}) if facet else 1
     roomy = panels <= 2
     gap = alt.Scale(paddingInner=0.05, paddingOuter=0.02)
-    x = alt.X("num_workers:O", title="workers", axis=alt.Axis(labelAngle=0), scale=gap)
+    x = alt.X("num_workers:O", title="workers", axis=_SPACED, scale=gap)
     y = alt.Y("batch_size:O", title="batch size", sort="descending", scale=gap)
     tips = [
         *_facet_tip(facet),
@@ -105,11 +112,10 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
         layers.append(text.encode(x, y, text="sign:N", tooltip=tips))
     if roomy:
         dark = alt.condition("datum.regret > 0.55", alt.value("#ffffff"), alt.value("#24292f"))
-        layers.append(
-            timed.mark_text(fontSize=11).encode(
-                x, y, text=alt.Text("seconds:Q", format=".3~r"), color=dark, tooltip=tips
-            )
-        )
+        short = max((row["seconds"] for row in rows if row.get("seconds")), default=1.0) < _SHORT_S
+        number = alt.Text("_time:N") if short else alt.Text("seconds:Q", format=".3~r")
+        shown = timed.transform_calculate(_time="format(datum.seconds, '.3~s') + 's'") if short else timed
+        layers.append(shown.mark_text(fontSize=11).encode(x, y, text=number, color=dark, tooltip=tips))
     if any(row.get("regret") is not None and row["regret"] <= 0 for row in rows):
         best = base.transform_filter("isValid(datum.regret) && datum.regret <= 0")
         ring = best.mark_rect(fill=None, stroke=RING, strokeWidth=2.4, cornerRadius=2)
@@ -120,7 +126,11 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
     width, height = min(520, max(110, wide * workers)), min(420, max(44, high * sizes))
     chart = alt.layer(*layers).properties(width=width, height=height)
     spec = _finished(chart, rows=rows, facet=facet, columns=columns if panels > 2 else 2)
-    return spec if facet else {**spec, "usermeta": {**spec["usermeta"], "cells": True}}
+    return {**spec, "usermeta": {**spec["usermeta"], "across": workers, **({} if facet else {"cells": True})}}
+
+
+_SHORT_S = 0.1
+"""Cells whose longest time is shorter have a unit: 2.03ms in place of 0.00203."""
 
 
 _EXTRAS = {"setting": "other settings", "note": "note", "low": "at least", "high": "at most"}
@@ -149,7 +159,7 @@ def lines(
         alt.Tooltip(f"{y}:Q", format=_FORMATS[unit], title=y_title),
     ]
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{x}:O", title=x_title, axis=alt.Axis(labelAngle=0)),
+        "x": alt.X(f"{x}:O", title=x_title, axis=_SPACED),
         "y": alt.Y(
             f"{y}:Q",
             title=y_title,
@@ -198,7 +208,7 @@ def regret_bars(rows: Rows) -> Spec:
         alt.Tooltip("missing:Q", title="missing"),
     ]
     base = alt.Chart().encode(y=y, tooltip=tips)
-    title = "slower than the best: mean, worst (tick)"
+    title = "slower than the best (tick: worst)"
     mean = base.mark_bar(color=CATEGORIES[5], height=10, cornerRadiusEnd=2).encode(
         x=alt.X("regret_mean:Q", title=title, axis=alt.Axis(format=".0%", grid=True, tickCount=6))
     )
@@ -260,6 +270,7 @@ def stage_bars(rows: Rows, *, x: str, x_title: str, facet: str | None = None, no
         alt.Tooltip("stage:N"),
         alt.Tooltip("seconds:Q", format=",.4~g"),
         *([alt.Tooltip("share:Q", format=".1%")] if _has(rows, "share") else []),
+        *(alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("low_s", "high_s") if _has(rows, name)),
     ]
     chart = (
         alt.Chart()
@@ -337,6 +348,41 @@ def ratios(rows: Rows) -> Spec:
     return _finished(chart, rows=rows, facet="axis", columns=3, independent_y=True)
 
 
+def rank_intervals(rows: Rows) -> Spec:
+    """The mean rank of each `model` as a point with its interval, the best on top; of the first place in a colour of
+    its own. Rows come sorted, with `mean_rank`, `place`, and where they are known `low` and `high`."""
+    return _intervals(rows, x="mean_rank", title="mean rank (1 is best)", first=True)
+
+
+def score_intervals(rows: Rows) -> Spec:
+    """The `value` of each `score` of each `model` with its interval, a panel a score."""
+    return _intervals(rows, x="value", title="score", facet="score")
+
+
+def _intervals(rows: Rows, *, x: str, title: str, facet: str | None = None, first: bool = False) -> Spec:
+    tips = [
+        *_facet_tip(facet),
+        alt.Tooltip("model:N"),
+        alt.Tooltip(f"{x}:Q", title=title, format=",.4~g"),
+        *(alt.Tooltip(f"{name}:Q", format=",.4~g") for name in ("low", "high") if _has(rows, name)),
+    ]
+    y = alt.Y("model:N", sort=_order(rows, "model"), title=None, axis=alt.Axis(labelLimit=200))
+    base = alt.Chart().encode(y=y, tooltip=tips)
+    scale = alt.Scale(zero=False, nice=True)
+    axis = alt.Axis(grid=True, tickCount=5)
+    layers: list[Any] = []
+    if _has(rows, "low"):
+        rule = base.mark_rule(color="#8c959f", strokeWidth=2)
+        layers.append(rule.encode(x=alt.X("low:Q", title=title, scale=scale, axis=axis), x2="high:Q"))
+    shade = alt.condition("datum.place == 1", alt.value(CATEGORIES[2]), alt.value(CATEGORIES[0]))
+    colour: Any = shade if first else alt.value(CATEGORIES[0])
+    points = base.mark_circle(size=70, opacity=1)
+    layers.append(points.encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), color=colour))
+    width = 180 if facet else 420
+    chart = alt.layer(*layers).properties(width=width, height=_height(rows, "model"))
+    return _finished(chart, rows=rows, facet=facet, columns=3, independent_x=bool(facet))
+
+
 def landscape(rows: Rows) -> Spec:
     """A heat map of predicted times, with a dot in the corner of each cell that was measured (`measured_s`)."""
     spec = heat_map(rows, what="slower than the least, predicted")
@@ -399,7 +445,7 @@ def timeline(rows: Rows) -> Spec:
         alt.Chart()
         .mark_bar(height={"band": 0.8}, cornerRadius=1, clip=True)
         .encode(
-            x=alt.X("begin_s:Q", title="seconds after the start of the run", axis=alt.Axis(grid=True), scale=whole),
+            x=alt.X("begin_s:Q", title="time after the start of the run", axis=_axis("s", tickCount=8), scale=whole),
             x2="end_s:Q",
             y=alt.Y("lane:N", sort=_order(rows, "lane"), title=None),
             color=alt.Color("does:N", scale=scale, title=None),
@@ -496,6 +542,8 @@ def memory_line(rows: Rows, *, budget_bytes: int) -> Spec:
 _SHAPES = {"done": "circle", "oom": "cross", "crashed": "diamond", "timed_out": "triangle", "failed": "square"}
 
 
+_SPACED = alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=4)
+"""An axis of values in order that leaves out labels where a panel is too narrow for all."""
 _FORMATS: dict[Unit, str] = {"s": ",.4~g", "B": ",.4~s", "%": ".1%", "": ",.4~g", "n": ",d"}
 _SECONDS = (
     "datum.value == 0 ? '0' : abs(datum.value) >= 1 ? format(datum.value, ',~g') + ' s' : abs(datum.value) >= 0.001 ? "
@@ -565,7 +613,13 @@ def _height(rows: Rows, label: str) -> int:
 
 
 def _finished(
-    chart: Any, *, rows: Rows = (), facet: str | None = None, columns: int = 4, independent_y: bool = False
+    chart: Any,
+    *,
+    rows: Rows = (),
+    facet: str | None = None,
+    columns: int = 4,
+    independent_x: bool = False,
+    independent_y: bool = False,
 ) -> Spec:
     """The chart with the look that all charts share, its generated names made the same in every process."""
     if facet:
@@ -577,8 +631,10 @@ def _finished(
             labelColor=INK,
             labelExpr=_two_lines(int(chart.width)),
         )
-        panels = alt.Facet(f"{facet}:N", header=header, sort=None)
+        panels = alt.Facet(f"{facet}:N", header=header, sort=_order(rows, facet))
         chart = chart.facet(facet=panels, data=alt.NamedData(name=DATA), columns=columns, spacing=16)
+        if independent_x:
+            chart = chart.resolve_scale(x="independent")
         if independent_y:
             chart = chart.resolve_scale(y="independent")
     spec: Spec = chart.to_dict(validate=False)

@@ -13,11 +13,13 @@ from stoker.analysis.verdict import verdict
 from stoker.atomic import write_whole
 from stoker.errors import InputError
 from stoker.records import (
+    CandidateTrial,
     Comparison,
     Convergence,
     Disk,
     Machine,
     Plan,
+    Ranking,
     Record,
     Remedy,
     ScriptAnswer,
@@ -146,6 +148,22 @@ def convergence_document(found: Convergence) -> dict[str, Any]:
     seen = difference(found)
     derived = {"difference": msgspec.to_builtins(seen, str_keys=True), "sentences": sentences(found, seen)}
     return labelled(found, {**msgspec.to_builtins(found), **derived})
+
+
+def candidate_document(trial: CandidateTrial) -> dict[str, Any]:
+    """A candidate of a search with the totals of its stages, one by one and in groups."""
+    document: dict[str, Any] = msgspec.to_builtins(trial)
+    document["stages"]["totals_s"] = trial.stages.totals_s
+    document["stages"]["groups_s"] = trial.stages.groups_s
+    document["other_s"] = trial.other_s
+    return labelled(trial, document)
+
+
+def ranking_document(found: Ranking) -> dict[str, Any]:
+    """A ranking with the totals of its candidates' stages."""
+    document: dict[str, Any] = msgspec.to_builtins(found)
+    document["candidates"] = [candidate_document(each) for each in found.candidates]
+    return labelled(found, document)
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:

@@ -1,22 +1,41 @@
-"""How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
+"""How a task becomes a finished run. One interface: child processes here, the nodes of a Ray cluster in `ray.py`."""
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from stoker.analysis.convergence import difference
 from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import Limit, Machine, Outcome, Plan, Record, Task, Trial
+from stoker.records import (
+    CandidateTrial,
+    Convergence,
+    Limit,
+    Machine,
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    Trial,
+    WorkloadSpec,
+)
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
+from stoker.studies.request import request_of
+
+Per = Literal["node", "gpu"]
+"""What of a cluster one trial takes: a whole node, or one GPU with its share of the node's CPUs."""
 
 
 class Finished(Record, frozen=True):
-    """What became of a task. `document` is the labelled record with its raw samples, as JSON."""
+    """What became of a task. `document` is the labelled record with its raw samples, as JSON. `machine` is the one that
+    ran it, None where the executor has only one. `is_lost`: not the task, but the machine that ran it came to an end.
+    """
 
     outcome: Outcome
     figures: dict[str, Any]
@@ -25,17 +44,46 @@ class Finished(Record, frozen=True):
     problem: str | None = None
     document: bytes | None = None
     versions: dict[str, str | None] = msgspec.field(default_factory=dict)
+    machine: Machine | None = None
+    is_lost: bool = False
 
 
 class Executor(Protocol):
     """Runs tasks, each in processes that are gone when `run` returns."""
 
-    def machine(self) -> Machine:
-        """The machine that the next task will run on."""
+    per: Per | None
+    """What of a cluster a trial takes; None for an executor of this machine alone."""
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Get ready to run these tasks. Raises InputError where no machine could."""
+        ...
+
+    def machines(self) -> Sequence[Machine]:
+        """The machines that tasks run on, each kind once; those of a cluster may become more."""
+        ...
+
+    def at_once(self, jobs: int) -> int:
+        """How many tasks may run now: `jobs` on this machine, in a cluster as many as have room. Raises MachineError
+        where there is nothing left to run on."""
         ...
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         """Run a task to its end. Whatever becomes of it is an outcome; only an interrupt is raised."""
+        ...
+
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: "OnFinished",
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        """Run the candidates of a search, and give each result to `on_finished` with its place among the tasks, as soon
+        as it is there. Candidates may share what they read, so they come as one call; an executor with several machines
+        gives each a share. What becomes of a candidate is an outcome; what `on_finished` and `on_event` raise ends the
+        search."""
         ...
 
     def stop(self) -> None:
@@ -43,20 +91,61 @@ class Executor(Protocol):
         ...
 
 
+OnFinished = Callable[[int, Finished], None]
+"""Takes the place of a task among those that were given, and what became of it."""
+
+
 class LocalExecutor:
     """Runs every task in child processes on this machine."""
+
+    per: Per | None = None
 
     def __init__(self) -> None:
         self._machine = inspect()
 
-    def machine(self) -> Machine:
-        return self._machine
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Nothing has to be made ready."""
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)
 
+    def search(
+        self,
+        tasks: Sequence[Task],
+        on_finished: OnFinished,
+        *,
+        host_memory_bytes: int | None = None,
+        timeout_s: float | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        from stoker.ranking.worker import run_candidates
+
+        def ended(place: int, trial: CandidateTrial) -> None:
+            on_finished(place, finished_of(trial))
+
+        run_candidates(tasks, ended, host_memory_bytes=host_memory_bytes, timeout_s=timeout_s, on_event=on_event)
+
     def stop(self) -> None:
         child.stop()
+
+
+def finished_of(trial: CandidateTrial) -> Finished:
+    """A candidate of a search as a store keeps it."""
+    return Finished(
+        outcome=trial.outcome,
+        figures=figures_of(trial),
+        began=trial.when or datetime.now(UTC),
+        wall_s=trial.total_s,
+        problem=trial.problem.sentence if trial.problem else None,
+        document=msgspec.json.encode(labelled(trial, msgspec.to_builtins(trial))),
+        versions=_versions(trial.machine),
+    )
 
 
 def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | None = None) -> Finished:
@@ -74,12 +163,16 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
             problem=sentence,
             versions=_versions(None),
         )
+    if isinstance(record, CandidateTrial):
+        return finished_of(record)
     if isinstance(record, Trial):
         record = msgspec.structs.replace(record, task=record.task or task, when=record.when or began)
     outcome: Outcome = record.outcome if isinstance(record, Trial) else "done"
     problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:
         outcome, problem = "failed", "no run of the plan finished within the budget"
+    if isinstance(record, Convergence):
+        outcome, problem = _ending(record)
     return Finished(
         outcome=outcome,
         figures=figures_of(record),
@@ -89,6 +182,14 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
         document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
         versions=_versions(record.machine if isinstance(record, Trial) else None),
     )
+
+
+def _ending(found: Convergence) -> tuple[Outcome, str | None]:
+    """Done where a seed finished with both sizes, else how the first training ended that did not."""
+    failed = next((run for run in found.runs if run.outcome != "done"), None)
+    if failed is None or difference(found).pairs:
+        return "done", None
+    return failed.outcome, failed.problem.sentence if failed.problem else None
 
 
 def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Trial:
@@ -116,6 +217,8 @@ def _limit(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Lim
         device=task.device,
         precision=task.setting.precision,
         cudnn_benchmark=task.setting.cudnn_benchmark,
+        accumulate=task.setting.accumulate,
+        ranks=task.setting.ranks,
         on_event=on_event,
         **options,
     )
@@ -144,7 +247,49 @@ def _tune(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Plan
     )
 
 
-_RUN = {"profile": _profile, "limit": _limit, "tune": _tune}
+def _search(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> CandidateTrial:
+    from stoker.ranking.worker import run_candidates
+
+    found: list[CandidateTrial] = []
+    asked = _with_weights(task)
+    run_candidates([asked], lambda _, trial: found.append(trial), timeout_s=timeout_s, on_event=on_event)
+    return msgspec.structs.replace(found[0], task=task)
+
+
+def _with_weights(task: Task) -> Task:
+    """The task with a weights file, where `weights_cache` asks for one. The study's own task names no file: it is the
+    same on every machine."""
+    options = dict(task.options)
+    cache = options.pop("weights_cache", None)
+    spec: WorkloadSpec = _spec(task)
+    if cache is None or spec.weights is not None:
+        return msgspec.structs.replace(task, options=options)
+    from stoker.studies.weights import weights_file
+
+    spec = msgspec.structs.replace(spec, weights=str(weights_file(spec.spec, str(cache))))
+    return msgspec.structs.replace(task, workload=spec, options=options)
+
+
+def _converge(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Convergence:
+    from stoker.studies.converge import converge
+
+    asked = request_of(task)
+    return converge(
+        _spec(task),
+        batch_size=asked.batch_size,
+        against=asked.against,
+        epochs=asked.epochs,
+        updates=asked.updates,
+        seeds=asked.seeds,
+        scale_lr=asked.scale_lr,
+        setting=task.setting,
+        device=task.device,
+        timeout_s=timeout_s,
+        on_event=on_event,
+    )
+
+
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search, "converge": _converge}
 
 
 def _spec(task: Task) -> Any:

@@ -15,7 +15,7 @@ from stoker.atomic import write_whole
 from stoker.errors import InputError
 from stoker.records import Extent, Outcome, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.records.documents import SCHEMA
-from stoker.studies.axes import EXTENT, NAMES, SETTING
+from stoker.studies.axes import EXTENT, NAMES, SEARCH, SETTING
 from stoker.studies.figures import figures_of
 from stoker.studies.fingerprint import fingerprint
 from stoker.studies.grid import Grid
@@ -89,7 +89,7 @@ _IDENTITY = {"study", "kind", "task_key", "repeat", "attempt", "attempts", "mach
 _CIRCUMSTANCES = {"began", "wall_s", "problem", "torch", "stoker", "record"}
 _RESULTS = ("seconds", "max_batch", "steady_item_s")
 _AXES = tuple(dict.fromkeys(name for names in NAMES.values() for name in names if name not in _RESULTS))
-_MORE_AXES = ("family", "classes", "part", "score", "sleep_s", "pin_memory_device")
+_MORE_AXES = ("family", *SEARCH, "score", "sleep_s", "pin_memory_device")
 """Columns of other people's tables that tell tasks apart, as in `analysis.frames`."""
 _WHOLE = {
     *("items", "batches", "epochs", "batch_size", "num_workers", "prefetch_factor", "accumulate", "gpus"),

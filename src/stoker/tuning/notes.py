@@ -70,6 +70,11 @@ def run_notes(
             f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
             f"{request.gpus} that share them"
         )
+    if request.ranks > 1:
+        yield (
+            f"batch size, workers and prefetch are those of one rank: {request.ranks} ranks share the CPUs, the memory "
+            "and /dev/shm; the loader of each takes sampler=DistributedSampler(dataset)"
+        )
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.interference import thread_change
+from stoker.analysis.objective import own_items
 from stoker.analysis.spans import steady, step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
@@ -285,14 +286,14 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     with suppress(InputError):
         predictor, now = predictor_of(trial, *others)
         epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
+        items = max(1, own_items(trial) // epochs)
         found = remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
     return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
 
-def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
-    """A predictor from the samples of finished runs, and the setting of the first. Raises InputError for a trial that
-    says too little: without a machine, or with no loading seen."""
+def predictor_of(trial: Trial, *others: Trial, loads: Sequence[Trial] = ()) -> tuple[Predictor, Setting]:
+    """A predictor from the samples of finished runs, and the setting of the first. `loads` are runs whose steps did
+    nothing. Raises InputError for a trial that says too little: without a machine, or with no loading seen."""
     if not _says_enough(trial) or trial.machine is None:
         raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
@@ -300,9 +301,10 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
     for each in filter(_says_enough, trial.started):
         sleeps = each.task is not None and each.task.options.get("sleep_s")
         runs.append(run_of(each, "slow" if sleeps else "load"))
+    runs += [run_of(each, "load") for each in filter(_says_enough, loads)]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
-    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
+    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial), ranks=1)
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
     predictor = Predictor(probes, cores=_cores(trial))
@@ -311,8 +313,9 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
 
 
 def _cores(trial: Trial) -> float | None:
-    """The CPUs of one rank, where several of a script share the machine; None for all of them."""
-    ranks = trial.task.options.get("local_world_size") if trial.task is not None else None
+    """The CPUs of one rank, where several share the machine; None for all of them."""
+    of_script = trial.task.options.get("local_world_size") if trial.task is not None else None
+    ranks = trial.setting.processes if trial.rank_logs else of_script
     if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
         return None
     return max(1.0, trial.machine.cpu.usable / ranks)

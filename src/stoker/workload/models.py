@@ -69,18 +69,35 @@ def build(
     `classes` is the size of the head. Without it the head has the size of the file's or the model's own, but at least
     `least_classes`, which the targets need. Raises InputError if the file does not fit.
     """
+    if weights is not None:
+        return with_state(name, checkpoint.read(weights), path=weights, classes=classes, least_classes=least_classes)
+    return _construct(describe(name), _head(describe(name), classes, least_classes))
+
+
+def with_state(
+    name: str,
+    state: checkpoint.State,
+    *,
+    path: Path,
+    classes: int | None = None,
+    least_classes: int | None = None,
+) -> nn.Module:
+    """The model with weights that `checkpoint.read` gave, as `build` makes it; errors name the file `path`."""
     kind = describe(name)
-    too_few = classes is None and kind.trainable and kind.classes < (least_classes or 0)
-    model = _construct(kind, least_classes if too_few else classes)
-    if weights is None:
-        return model
-    state = checkpoint.rename(checkpoint.read(weights), model)
+    model = _construct(kind, _head(kind, classes, least_classes))
+    state = checkpoint.rename(state, model)
     found = checkpoint.classes(state, model)
     if found is not None:
-        _check_classes(found, classes=classes, least_classes=least_classes, weights=weights)
+        _check_classes(found, classes=classes, least_classes=least_classes, weights=path)
         model = _construct(kind, found)
-    checkpoint.load(state, model, path=weights, name=name, head_may_be_new=kind.source == "hf")
+    checkpoint.load(state, model, path=path, name=name, head_may_be_new=kind.source == "hf")
     return model
+
+
+def _head(kind: ModelKind, classes: int | None, least_classes: int | None) -> int | None:
+    """The size of a head that is not the model's own; None for that."""
+    too_few = classes is None and kind.trainable and kind.classes < (least_classes or 0)
+    return least_classes if too_few else classes
 
 
 def forward_of(kind: ModelKind) -> Callable[[Any, Any], Any] | None:

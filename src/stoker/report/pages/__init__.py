@@ -6,6 +6,7 @@ from stoker.report.pages.limit import comparison_page, limit_page
 from stoker.report.pages.machine import machine_page
 from stoker.report.pages.plan import interrupted_page, plan_page
 from stoker.report.pages.prediction import prediction_page
+from stoker.report.pages.ranking import ranking_page
 from stoker.report.pages.script import script_page
 from stoker.report.pages.study import study_page
 from stoker.report.pages.trial import stalls_page, trial_page
@@ -18,6 +19,7 @@ __all__ = [
     "machine_page",
     "plan_page",
     "prediction_page",
+    "ranking_page",
     "script_page",
     "sides_page",
     "stalls_page",

@@ -89,9 +89,11 @@ def _heading(plan: Plan) -> Text:
 
 def _summary(plan: Plan) -> str:
     text = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
-    if plan.accumulate > 1 or plan.gpus > 1:
-        whole = plan.batch_size * plan.accumulate * plan.gpus
-        text += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
+    text += " per rank" if plan.ranks > 1 else ""
+    if plan.accumulate > 1 or plan.gpus > 1 or plan.ranks > 1:
+        replicas = f"{plan.ranks} ranks" if plan.ranks > 1 else f"{plan.gpus} GPUs"
+        whole = plan.batch_size * plan.accumulate * max(plan.ranks, plan.gpus)
+        text += f" ({plan.batch_size} × {plan.accumulate} steps × {replicas} = {whole})"
     if plan.measured is not None:
         text += f": {format_seconds(plan.measured.total_s)} measured"
         if plan.objective.kind == "throughput":

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stoker.analysis.thesis import Beside
 from stoker.units import format_count, format_seconds, format_workers
 
 Row = Mapping[str, Any]
@@ -19,7 +20,7 @@ _MOST_PARTS = 6
 """A finding for each part of a table, up to so many."""
 _AXES = (
     *("machine", "data", "mode", "device", "source", "items", "batches", "epochs", "precision", "method"),
-    *("gpu_memory", "family"),
+    *("gpu_memory", "family", "classes", "scores", "labels", "weights_cache", "part"),
 )
 _COUNTS = ("models", "missing", "repeats", "settings", "outcome", "unpredicted", "unmeasured")
 """Columns that need no place in a table where they never change; axes not even in a table of one row."""
@@ -157,7 +158,30 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
     return any((row.get(name) or 0.0) >= _VISIBLE for row in rows)
 
 
-_STAGE = ("stage", "clock", "stage_s", "share")
+def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
+    """The stages of a search: of few cells a row for each stage, with the least and the most of the repeats; of many
+    cells the medians beside each other, a row for each cell."""
+    present = [name for name in ("workload", "batch_size", "num_workers") if all(name in row for row in rows)]
+    same = [name for name in present if len({row[name] for row in rows}) == 1]
+    shared = Text(" · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same), style="dim")
+    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
+    wide: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        cell = {name: value for name, value in row.items() if name not in _STAGE}
+        wide.setdefault(tuple(cell.values()), cell)[row["stage"] + "_s"] = row["stage_s"]
+    if len(wide) <= _FEW_CELLS:
+        names = {"stage_s": "median_s", "low_s": "least_s", "high_s": "most_s"}
+        found = [{names.get(name, name): value for name, value in row.items()} for row in rows]
+        found = [{**row, "stage": row["stage"].replace("_", " ")} for row in found]
+        return Group(*([shared] if same else []), table_of(found, limit=limit))
+    said = Text("medians of the repeats; their least and most are in the report, and with --json", style="dim")
+    order = dict.fromkeys(name for cell in wide.values() for name in cell)
+    found = [{name: cell.get(name) for name in order} for cell in wide.values()]
+    return Group(said, *([shared] if same else []), table_of(found, limit=limit))
+
+
+_FEW_CELLS = 8
+_STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
 """A stage that has less than this share everywhere has no column."""
 
@@ -192,6 +216,40 @@ def limit_finding_view(best: Sequence[Row], summary: Sequence[Row], not_run: int
             sentence = f"batch {row['all_models']:,} works for {models}{most}"
             lines.append(Text(f"{_part(row, varying)}{sentence}", style="bold"))
     return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
+
+
+def search_finding_view(sentences: Sequence[str], summary: Sequence[Row], not_run: int) -> RenderableType:
+    """The same for studies of what a search spends: which stage dominates at each number of items."""
+    lines = [Text(sentence, style="bold") for sentence in sentences]
+    return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
+
+
+def convergence_finding_view(trials: Sequence[Row]) -> RenderableType:
+    """What each comparison of two batch sizes says, and which of them ended badly."""
+    lines = []
+    for row in trials:
+        rate = f", learning rate {row['scale_lr']}" if row.get("scale_lr", "none") not in (None, "none") else ""
+        name = str(row["workload"]).rpartition("/")[2]
+        about = f"{name}, {row['against']} against {row['batch_size']}{rate}: "
+        if row.get("finding"):
+            lines.append(Text(about + row["finding"], style="bold"))
+        else:
+            lines.append(Text(f"{about}{row['outcome']}: {row['problem']}", style="yellow"))
+    return Group(*lines)
+
+
+def beside_view(beside: Beside) -> RenderableType:
+    """What the thesis says and what was found here, figure by figure."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for name in ("figure", "what", "thesis", "here"):
+        table.add_column("the thesis" if name == "thesis" else name, overflow="fold")
+    before = None
+    for row in beside.rows:
+        figure = "" if row["figure"] == before else row["figure"]
+        table.add_row(*map(Text, (figure, row["what"], row["thesis"] or "–", row["here"] or "–")))
+        before = row["figure"]
+    notes = [Text(note, style="dim") for note in beside.notes]
+    return Group(Text(), Text("beside the thesis", style="bold"), table, *notes)
 
 
 def _split(summary: Sequence[Row]) -> list[str]:
@@ -259,7 +317,8 @@ def presets_view(rows: Iterable[Row]) -> RenderableType:
         parts.append(Text(f"  reproduces {row['reproduces']}"))
         for size in ("full", "small"):
             shape = row[size]
-            parts.append(Text(f"  {size}: {format_count(shape['runs'], 'run')} on {shape['devices']}; {shape['time']}"))
+            runs = f"{format_count(shape['runs'], 'run')}{', and what follows from them,' if shape['follows'] else ''}"
+            parts.append(Text(f"  {size}: {runs} on {shape['devices']}; {shape['time']}"))
             parts.append(Text(f"    differs: {shape['differs']}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
@@ -302,6 +361,8 @@ def run_view(summary: Row, next_step: str) -> RenderableType:
     """What a drive did."""
     ran = f"ran {format_count(summary['ran'], 'trial')} in {format_seconds(summary['seconds'])}"
     lines = [Text(f"{ran}: {_outcomes(summary['outcomes'])}" if summary["ran"] else "nothing was left to run")]
+    if summary["lost"]:
+        lines.append(Text(f"{format_count(summary['lost'], 'run')} lost with a node, and run again", style="yellow"))
     if summary["stopped"]:
         lines.append(Text(f"stopped: {summary['stopped']}", style="yellow"))
     if summary["unfinished"]:
@@ -321,7 +382,10 @@ def forecast_view(forecast: Row, sentence: str | None) -> RenderableType:
     unknown = "unknown, as nothing has finished yet"
     seconds = forecast["left_s"]
     time = "none" if not left else unknown if seconds is None else f"about {format_seconds(seconds)}"
-    lines += [Text(f"time left: {time}"), table_of(forecast["cells"], limit=20)]
+    lines.append(Text(f"time left: {time}"))
+    if forecast["follows"]:
+        lines.append(Text(forecast["follows"]))
+    lines.append(table_of(forecast["cells"], limit=20))
     return Group(*lines)
 
 

@@ -10,6 +10,9 @@ logits = run(blocks[begin:], stored)  # the bits of model(images)
 ```
 """
 
+from stoker.records.part import PARTS as PARTS
+from stoker.records.part import Part as Part
+from stoker.records.part import parse_part as parse_part
 from stoker.workload.blocks.block import Block as Block
 from stoker.workload.blocks.block import Blocks as Blocks
 from stoker.workload.blocks.block import Composition as Composition
@@ -19,9 +22,6 @@ from stoker.workload.blocks.cost import BlockCost as BlockCost
 from stoker.workload.blocks.cost import describe as describe
 from stoker.workload.blocks.division import split as split
 from stoker.workload.blocks.identity import fingerprint as fingerprint
-from stoker.workload.blocks.part import PARTS as PARTS
 from stoker.workload.blocks.part import Joint as Joint
-from stoker.workload.blocks.part import Part as Part
 from stoker.workload.blocks.part import cut as cut
 from stoker.workload.blocks.part import joint as joint
-from stoker.workload.blocks.part import parse_part as parse_part

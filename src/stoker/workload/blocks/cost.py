@@ -11,9 +11,10 @@ from torch import nn
 
 from stoker.errors import InputError
 from stoker.records import Record
+from stoker.records.part import PARTS, parse_part
 from stoker.workload.blocks.block import Blocks
 from stoker.workload.blocks.division import split
-from stoker.workload.blocks.part import PARTS, cut, parse_part
+from stoker.workload.blocks.part import cut
 from stoker.workload.blocks.state import clone, item_count, state_bytes, tensors
 
 

@@ -40,6 +40,11 @@ def take(state: Any, items: int) -> Any:
     return _mapped(state, lambda tensor: tensor[:items].clone())
 
 
+def rows(state: Any, start: int, stop: int) -> Any:
+    """Some items of a batch, in the batch's own memory."""
+    return _mapped(state, lambda tensor: tensor[start:stop])
+
+
 def repeat(state: Any, times: int) -> Any:
     """A batch with its items several times over."""
     return _mapped(state, lambda tensor: torch.cat([tensor] * times))

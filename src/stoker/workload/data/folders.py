@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from stoker.errors import InputError
 
 Part = Literal["train", "validation"]
-Media = Literal["images", "videos", "tensors"]
+Media = Literal["images", "videos", "tensors", "texts"]
 
 PARTS: tuple[Part, ...] = ("train", "validation")
 EXTENSIONS: dict[Media, frozenset[str]] = {
     "images": frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm"}),
     "videos": frozenset({".avi", ".mp4", ".mkv", ".mov", ".webm", ".mpg", ".mpeg", ".m4v"}),
     "tensors": frozenset({".npy"}),
+    "texts": frozenset({".txt"}),
 }
 _VALIDATION_NAMES = ("val", "valid", "validation", "test")
 _HELD_OUT = 10
@@ -95,6 +96,28 @@ def read_folder(root: Path, media: Sequence[Media] = ("images", "videos"), *, pa
     if "validation" in parts:
         listings["validation"] = _validation(validation_root, kind, train)
     return Folder(kind, train.flat, listings)
+
+
+def read_labelled(root: Path, media: Media = "images", *, classes: int | None = None) -> Listing:
+    """Every file of a folder of class folders; of its train part, where it has one. `classes` takes the first ones.
+
+    Raises InputError if the folder has no such files, if it has no class folders, or too few of them.
+    """
+    if not root.is_dir():
+        raise InputError(f"{root} is not a folder")
+    below = {entry.name.lower(): Path(entry.path) for entry in _folders(root)}
+    _, found = _find(below.get("train", root), (media,))
+    if found.flat:
+        raise InputError(
+            f"{root} has no class folders, so its {media} have no labels: sort them into one folder a class"
+        )
+    names = sorted(found.by_class)
+    if classes is not None and classes > len(names):
+        raise InputError(f"{root} has {len(names)} classes, and {classes} were asked for")
+    names = names[:classes]
+    if len(names) < 2:
+        raise InputError(f"{root} has one class ({names[0]}), and nothing can be told apart: at least 2 are needed")
+    return _listing(found, {name: found.by_class[name] for name in names}, names)
 
 
 def _validation(root: Path, kind: Media, train: _Found) -> Listing:
