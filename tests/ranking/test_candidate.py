@@ -1,6 +1,7 @@
 """One candidate of a search: its features, its parts, its scores, and what is said when it cannot be run."""
 
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,15 @@ from stoker.records import CandidateTrial, Extent, Setting
 from stoker.workload.checkpoint import read
 from stoker.workload.data.images import decode
 from tests.ranking.cases import NET, asked, pictures, snapshot, text_model, texts, workloads
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy machine, threads of such small models wait for each other much longer than they compute."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

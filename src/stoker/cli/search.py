@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import (
-    DeviceOption,
     ItemsOption,
     JsonOption,
     PerOption,
@@ -50,9 +49,9 @@ def search(
     budget: Annotated[str | None, typer.Option(help="Begin no candidate that would end after this: 10m.")] = None,
     host_memory: Annotated[
         str | None,
-        typer.Option(help="For items kept between candidates: 8GiB.", show_default="a quarter of the free"),
+        typer.Option(help="For items kept between candidates: 8GiB.", show_default="a quarter of what is free"),
     ] = None,
-    device: DeviceOption = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1.")] = "auto",
     db: Annotated[Path, typer.Option("--db", help="The store of finished candidates, one SQLite file.")] = Path(
         "stoker.db"
     ),
@@ -71,10 +70,14 @@ def search(
     quiet: QuietOption = False,
 ) -> None:
     """Rank pretrained models on labelled data, and show where the time goes."""
+    from stoker.measure.session import trial_server
     from stoker.units import parse_bytes, parse_seconds
 
+    budget_s = parse_seconds(budget) if budget is not None else None
+    host_memory_bytes = parse_bytes(host_memory) if host_memory is not None else None
     writable(save)
     writable(report, "--report")
+    trial_server()  # it imports torch beside what is imported here
     if blocks is not None:
         _show_blocks(blocks, part, device, json=json, save=save)
         return
@@ -88,8 +91,6 @@ def search(
     from stoker.studies.search import forecast
     from stoker.studies.search import search as run
 
-    budget_s = parse_seconds(budget) if budget is not None else None
-    host_memory_bytes = parse_bytes(host_memory) if host_memory is not None else None
     with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         if dry_run:
             request = search_request(

@@ -85,9 +85,10 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
 
 
 class Collected:
-    """Features and head outputs of all batches, in host memory."""
+    """Features of all batches in host memory, and the head's outputs if a score needs them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_outputs: bool) -> None:
+        self._keeps_outputs = keeps_outputs
         self._features: list[torch.Tensor] = []
         self._outputs: list[torch.Tensor] = []
         self._labels: list[int] = []
@@ -96,7 +97,7 @@ class Collected:
         if len(features) != len(labels):
             raise InputError(f"the model gave {len(features)} rows of features for {len(labels)} items")
         self._features.append(features.cpu().clone())
-        if outputs is not None:
+        if outputs is not None and self._keeps_outputs:
             self._outputs.append(outputs.float().cpu())
         self._labels += labels
 

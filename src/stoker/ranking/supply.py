@@ -25,6 +25,7 @@ from stoker.workload.data.folders import Listing, read_labelled
 from stoker.workload.data.images import CorruptItem, decode, read_bytes
 from stoker.workload.data.open import KINDS, open_data
 from stoker.workload.models import ModelKind
+from stoker.workload.spec import check_named
 from stoker.workload.workload import Workload
 
 SYNTHETIC = tuple(kind for kind in KINDS if not kind.startswith("device-"))
@@ -128,6 +129,7 @@ def _images(prepared: Preparation, listing: Listing, name: str, spec: WorkloadSp
 def _synthetic(kind: ModelKind, data: str, spec: WorkloadSpec, options: Options) -> Items:
     options = options._replace(labels="random")
     if kind.medium == "text":
+        check_named(kind.name, data=data, mode="infer")
         opened = open_data(data, part="train", mode="infer", items=spec.items, pad_id=kind.pad_id or 0)
         size = None
     else:
@@ -167,6 +169,7 @@ def _repeated(listing: Listing, items: int) -> Listing:
 def _prepared(kind: ModelKind, data: str, spec: WorkloadSpec, options: Options) -> Items:
     size = preparation(kind).image_size
     opened = open_data(data, part="train", mode="infer", items=spec.items, image_size=size)
+    _refuse_classes(options, data)
     if opened.classes < 2 and options.labels == "classes":
         raise InputError(f"{data} has one class, and nothing can be told apart: at least 2 are needed")
     count = len(opened.dataset)
@@ -183,12 +186,18 @@ def _prepared(kind: ModelKind, data: str, spec: WorkloadSpec, options: Options) 
     )
 
 
+def _refuse_classes(options: Options, data: str) -> None:
+    if options.labels == "classes" and options.classes is not None:
+        raise InputError(f"--classes chooses class folders, or counts random classes; {data} has neither")
+
+
 def _of_workload(workload: Workload, spec: WorkloadSpec, options: Options) -> Items:
     """The user's own data, prepared as the user prepares them."""
     workload = calls.opened(workload)
     dataset = calls.make_dataset(workload)
     if workload.batched or workload.batch_sampler is not None:
         raise InputError(f"{workload.name} makes its own batches; a search needs a dataset of single items, in order")
+    _refuse_classes(options, workload.name)
     size = None if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__") else len(dataset)
     count = size if spec.items is None else spec.items if size is None else min(spec.items, size)
     name = workload.data_name or type(dataset).__name__
