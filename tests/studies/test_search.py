@@ -56,7 +56,7 @@ class ScoresAtOnce(QuickExecutor):
 
 
 def trial(name: str, value: float | None = None, **changes: object) -> CandidateTrial:
-    number = float(name[-1]) if value is None else value
+    number = float(name[-1] if name[-1].isdigit() else 0) if value is None else value
     scores = tuple(ScoreSample(score=score, value=number) for score in ("nleep", "logme"))
     known: dict[str, object] = {
         "outcome": "done",
@@ -108,7 +108,7 @@ def test_snapshots_of_a_pretrained_model_are_ranked_on_images(tmp_path: Path) ->
 
 
 def test_random_labels_give_times_and_no_ranking(tmp_path: Path) -> None:
-    found = search(NET, data="tensors", items=12, classes=2, score="logme", db=tmp_path / "stoker.db", device="cpu")
+    found = search(NET, data="tensors", items=12, classes=2, db=tmp_path / "stoker.db", executor=ScoresAtOnce())
     assert found.ranked is None
     assert [each.outcome for each in found.candidates] == ["done"]
     assert any("labels are random" in note for note in found.notes)
