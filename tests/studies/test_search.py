@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -100,10 +101,16 @@ def test_snapshots_of_a_pretrained_model_are_ranked_on_images(tmp_path: Path) ->
     assert not found.ranked.static_used
     assert "random weights" not in " ".join(found.notes)
     snapshot(tmp_path / "snapshots" / "1.pt", seed=7)
-    again = stoker.search(pattern, data=str(data), db=tmp_path / "stoker.db", device="cpu")
+    asked: dict[str, Any] = {
+        "data": str(data),
+        "db": tmp_path / "stoker.db",
+        "device": "cpu",
+        "executor": ScoresAtOnce(),
+    }
+    again = stoker.search(pattern, **asked)
     assert again.reused == (f"{NET}@0.pt",), "the other file has new content"
     (data / "class0" / "0.jpg").unlink()
-    third = stoker.search(pattern, data=str(data), db=tmp_path / "stoker.db", device="cpu")
+    third = stoker.search(pattern, **asked)
     assert third.reused == (), "the data are others"
 
 
