@@ -26,6 +26,8 @@ from stoker.machine import pagecache
 MODELS = ("resnet18", "resnet34", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "shufflenet_v2_x1_0")
 SCORES = ("nleep", "logme")
 BATCH, WORKERS = 32, 2
+SAME = 1e-4
+"""Features differ in the last digits between batch sizes."""
 
 
 def main() -> None:
@@ -48,6 +50,7 @@ def main() -> None:
         for number in range(options.rounds):
             rows.append(round_of(number, folder, data, models, files if options.cold else None))
             say(line(number, rows[-1]))
+            check_same(rows[-1])
     for name in ("search", "again"):
         low, middle, high = quartiles([row[name]["wall_s"] / row["loop"]["wall_s"] for row in rows])
         say(f"{name} / loop: {middle:.3f} ({low:.3f}–{high:.3f})")
@@ -144,7 +147,8 @@ def plain_loop(models: list[str], folder: Path, data: Path) -> dict[str, Any]:
         model.eval()
         transform = torchvision.models.get_model_weights(name).DEFAULT.transforms()
         images = torchvision.datasets.ImageFolder(str(data), transform)
-        features, labels = [], []
+        features: list[torch.Tensor] = []
+        labels: list[torch.Tensor] = []
         last = [each for each in model.modules() if isinstance(each, torch.nn.Linear)][-1]
         last.register_forward_pre_hook(lambda _, inputs, into=features: into.append(inputs[0]))
         with torch.inference_mode():
@@ -154,6 +158,14 @@ def plain_loop(models: list[str], folder: Path, data: Path) -> dict[str, Any]:
         found = score_model(torch.cat(labels).numpy(), features=torch.cat(features).numpy(), scores=SCORES)
         scores[name] = {each.score: each.value for each in found}
     return {"scores": scores}
+
+
+def check_same(row: dict[str, Any]) -> None:
+    """Both sides must have found the same. NLEEP depends on the order of the items, which differs; LogME does not."""
+    for model, found in row["loop"]["scores"].items():
+        ours = row["search"]["scores"][model]["logme"]
+        if abs(ours - found["logme"]) > SAME:
+            sys.exit(f"{model} has LogME {ours} in the search and {found['logme']} in the loop")
 
 
 def line(number: int, row: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _ratio(row: dict[str, Any], way: str) -> str:
 def _least(row: dict[str, Any], way: str) -> float:
     """The shortest run against the model's shortest."""
     shortest = {name: min(each[f"{name}_cpu_s"] for each in row["rounds"]) for name in (way, "model")}
-    return shortest[way] / shortest["model"]
+    return float(shortest[way] / shortest["model"])
 
 
 def _furthest(row: dict[str, Any]) -> float:

@@ -41,7 +41,7 @@ def batch_and_workers() -> str:
     labels += ["most often among the three fastest", "best settings", "regret of the worst setting for all"]
     lines = [[label, *(column[place] for column in columns)] for place, label in enumerate(labels)]
     minutes = rows("studies/batch-and-workers")[0]["wall_s"] / 60
-    hours = published.grid()["seconds"].sum() / 3600
+    hours = sum(published.grid()["seconds"].to_list()) / 3600
     return f"{table(head, lines)}\n\nThe published runs took {hours:.1f} hours, the small preset {minutes:.0f} minutes."
 
 
@@ -49,7 +49,7 @@ def _choice(cells: pl.DataFrame) -> list[str]:
     one = one_for_all(cells).to_dicts()[0]
     top = top_counts(cells, 3).to_dicts()[0]
     winners = best(cells)
-    worst = regret(cells)["regret_mean"].max()
+    worst = max(regret(cells)["regret_mean"].drop_nulls().to_list())
     count = cells["workload"].n_unique()
     return [
         str(cells.select("workload", "batch_size", "num_workers").n_unique()),

@@ -84,5 +84,8 @@ def test_what_a_candidate_spent_adds_up_to_its_time() -> None:
         "score": 0.5,
         "other": 0.5,
     }
-    assert most_spent([done, failed]) == ("inference", pytest.approx(0.6))
+    spent = most_spent([done, failed])
+    assert spent is not None
+    assert spent[0] == "inference"
+    assert spent[1] == pytest.approx(0.6)
     assert most_spent([failed]) is None

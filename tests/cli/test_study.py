@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from stoker.cli.study import PROMISE
-from stoker.studies.store import Store
+from stoker.studies.grid import grid_from
+from stoker.studies.store import Store, TrialRow
 from tests.commands import Done, here
 from tests.studies.quick import QuickExecutor
 
@@ -250,6 +251,41 @@ def test_published_figures_are_shown_as_a_table_that_fits() -> None:
     stages = study("show", "published-batch-impact", "--table", "stages").stdout
     assert "shares of the run" in stages
     assert "50 rows more: --json or export" in study("show", "published-batch-and-workers").stdout
+    study("import", "--published", "stage-times")
+    lines = study("show", "published-stage-times", "--table", "breakdown").stdout.splitlines()
+    assert any("vit_l_32" in line and "6.29 s" in line for line in lines)
+
+
+def test_a_study_of_a_search_says_which_stage_dominates_and_shows_the_spread() -> None:
+    fixed = {"data": "tensors", "part": "full", "batch_size": 32}
+    cells: list[dict[str, Any]] = [{"workload": "resnet18", "items": items, **fixed} for items in (96, 9216)]
+    grid = grid_from({"name": "costs", "kind": "search", "repeats": 2, "include": cells})
+    with Store(Path("stoker.db")) as store:
+        store.add_machine("m", {"label": "here"})
+        store.add_study("costs", grid, "grid", {key: (each.task, each.values) for key, each in grid.tasks().items()})
+        for repeat in range(2):
+            for key, each in grid.tasks().items():
+                stages = {"prepare_model_s": 2.0 + repeat, "prepare_data_s": 0.1, "score_s": 0.1}
+                stages["forward_s"] = float(str(each.values["items"])) / 100
+                figures = {**stages, "seconds": sum(stages.values())}
+                store.record(TrialRow(key=key, repeat=repeat, machine="m", outcome="done", figures=figures))
+    said = " ".join(study("show", "costs").stdout.split())
+    assert "at 96 items preparing the model takes the most time in the only model, 68% at the median" in said
+    assert "at 9,216 items inference takes the most time in the only model" in said
+    assert "prepare model 2.5 s 2 s 3 s" in said
+    rows = document("show", "costs")
+    first = next(row for row in rows if row["stage"] == "prepare_model")
+    assert (first["low_s"], first["stage_s"], first["high_s"]) == (2.0, 2.5, 3.0)
+
+
+def test_a_study_of_a_search_in_which_everything_failed_says_so() -> None:
+    grid = grid_from({"name": "none", "kind": "search", "include": [{"workload": "resnet18", "items": 96}]})
+    with Store(Path("stoker.db")) as store:
+        store.add_machine("m", {"label": "here"})
+        store.add_study("none", grid, "grid", {key: (each.task, each.values) for key, each in grid.tasks().items()})
+        for key in grid.tasks():
+            store.record(TrialRow(key=key, repeat=0, machine="m", outcome="failed", problem="it does not load"))
+    assert "1 of 1 cell has no time: 1 failed" in study("show", "none").stdout
 
 
 @pytest.mark.parametrize(

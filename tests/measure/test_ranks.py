@@ -106,7 +106,8 @@ def test_a_distributed_sampler_is_made_anew_for_each_rank(notes: Path) -> None:
 def test_shares_are_those_of_torch(items: int, ranks: int) -> None:
     for rank in range(ranks):
         share = Share(rank, ranks)
-        theirs = list(DistributedSampler(range(items), num_replicas=ranks, rank=rank, shuffle=False))  # type: ignore[arg-type]
+        sampler: Any = DistributedSampler(range(items), num_replicas=ranks, rank=rank, shuffle=False)  # type: ignore[arg-type]
+        theirs = list(sampler)
         assert list(Order(items, items, shuffle=False, seed=0, share=share)) == theirs
         assert list(Shared(range(items), share)) == theirs
         assert len(SizedShare(range(items), share)) == len(theirs)

@@ -625,9 +625,11 @@ def test_buckets_are_cut_as_torch_cuts_them(cap_mb: int | None) -> None:
 
     model = nn.Sequential(*(nn.Linear(side, 700) for side in (10, 3000, 700, 20, 4000, 50)))
     ddp = {"find_unused_parameters": True, **({} if cap_mb is None else {"bucket_cap_mb": cap_mb})}
-    parameters = list(model.parameters())
+    parameters: list[torch.Tensor] = list(model.parameters())
     cap = (cap_mb or 25) * MIB
-    cuts, _ = torch.distributed._compute_bucket_assignment_by_size(parameters, [min(cap, MIB), cap])
+    cuts, _ = torch.distributed._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
+        parameters, [min(cap, MIB), cap]
+    )
     theirs = sorted(sum(parameters[place].nbytes for place in cut) for cut in cuts)
     assert sorted(bucket_bytes(model, ddp)) == theirs
     assert bucket_bytes(model, {}) == [sum(each.nbytes for each in parameters)]

@@ -179,7 +179,7 @@ def test_what_runs_in_another_thread_ends_when_it_is_stopped() -> None:
 
 def test_a_machine_is_known_by_its_processor_and_gpus_and_not_by_its_versions() -> None:
     changed = msgspec.structs.replace
-    machine = LocalExecutor().machine()
+    machine = LocalExecutor().machines()[0]
     same = changed(machine, software=changed(machine.software, torch="99"))
     assert fingerprint_of(same) == fingerprint_of(machine)
     assert fingerprint_of(changed(machine, cpu=changed(machine.cpu, usable=machine.cpu.usable + 1))) != fingerprint_of(

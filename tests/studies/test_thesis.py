@@ -79,7 +79,7 @@ def test_a_preset_is_shown_beside_the_thesis(name: str, tmp_path: Path) -> None:
 
 def test_a_study_for_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
     executor = Answers()
-    if executor.machine().gpus:
+    if executor.machines()[0].gpus:
         pytest.skip("there is a GPU here")
     found = study("thesis-limit", db=tmp_path / "stoker.db")
     with pytest.raises(MachineError, match="needs a GPU, and there is none here; --scale small needs none"):

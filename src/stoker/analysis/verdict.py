@@ -68,7 +68,7 @@ def verdict(trial: Trial) -> Verdict | None:
     if starting > RULES.start_share or span is None:
         bottleneck, share, sentence = _start(trial, run, starting)
     else:
-        bottleneck, share, sentence = _steady(trial, span, pace and ranks.excess(found, pace)[0])
+        bottleneck, share, sentence = _steady(trial, span, None if pace is None else ranks.excess(found, pace)[0])
     if pace is not None and bottleneck != "start":
         sentence = f"{_pace_in_words(found, pace)}; {sentence}"
     doubt = disturbance_note(trial)

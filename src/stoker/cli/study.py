@@ -5,7 +5,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from stoker.cli.options import JsonOption, QuietOption, ReportOption, app, deliver, writable
+from stoker.cli.options import (
+    JsonOption,
+    PerOption,
+    QuietOption,
+    RayAddressOption,
+    RayOption,
+    ReportOption,
+    app,
+    deliver,
+    ray_executor,
+    writable,
+)
 from stoker.errors import InputError
 
 study_app = typer.Typer(
@@ -58,6 +69,9 @@ def run_study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and how long it should take.")
     ] = False,
+    ray: RayOption = False,
+    ray_address: RayAddressOption = None,
+    per: PerOption = None,
     report: ReportOption = None,
     events: Annotated[bool, typer.Option("--events", help="Print one JSON line a trial.")] = False,
     json: JsonOption = False,
@@ -76,14 +90,19 @@ def run_study(
         raise InputError("--events streams lines and --json prints one document; choose one")
     budget_s = parse_seconds(budget) if budget else None
     found = study(grid, db=db, scale=scale)
+    if jobs != 1 and (ray or ray_address is not None):
+        raise InputError(
+            "--jobs is for this machine; with --ray as many trials run at once as the cluster has room for"
+        )
     if dry_run:
-        forecast = found.forecast(only=only or (), repeats=repeats)
+        with ray_executor(ray, ray_address, per, quiet=quiet) as executor:
+            forecast = found.forecast(executor=executor, only=only or (), repeats=repeats)
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
     writable(report, "--report")
     live = LiveReport(found, report) if report else None
-    with Show(quiet=quiet) as progress:
+    with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         reporter = _Reporter(found, progress, prints_lines=events, quiet=quiet)
 
         def on_progress(at: Any) -> None:
@@ -93,6 +112,7 @@ def run_study(
 
         try:
             summary = found.run(
+                executor=executor,
                 only=only or (),
                 repeats=repeats,
                 budget_s=budget_s,
@@ -160,12 +180,16 @@ class _Reporter:
             place = "" if other.owner.is_visible else " in another container"
             what = f"waiting for process {other.owner.pid}{place}"
         else:
-            cells = [self._cell(key) for key in at.running]
-            names = (*self._axes, "batch_size", "num_workers")
-            what = "; ".join(
-                ", ".join(f"{name}={cell[name]}" for name in dict.fromkeys(names) if name in cell) for cell in cells
-            )
+            cells = [self._cell(key) for key in at.running[:_MOST_RUNNING]]
+            names = dict.fromkeys((*self._axes, "batch_size", "num_workers"))
+            texts = [", ".join(f"{name}={cell[name]}" for name in names if name in cell) for cell in cells]
+            more = f"; and {len(at.running) - _MOST_RUNNING:,} more" if len(at.running) > _MOST_RUNNING else ""
+            what = "; ".join(texts) + more
         self._show.progress(f"{what or 'finishing'}{left}", at.done, at.of)
+
+
+_MOST_RUNNING = 3
+"""Of the runs under way, so many are named."""
 
 
 @study_app.command()
@@ -293,7 +317,7 @@ def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...
     trials = of_one_kind(trials)
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
-    not_run = sum(machine.missing for machine in found.status().machines)
+    not_run = found.status().missing
     if is_limit:
         return limit_finding_view(best, counts, not_run)
     return finding_view(best, counts, not_run, by_item=comparable(trials, by=by)[1])

@@ -231,6 +231,10 @@ def slowed(levels: Table, busy: float) -> float:
     return max(1.0, float(np.interp(busy, levels.sizes, levels.seconds)))
 
 
+_LEAST_FACTOR = 1e-6
+"""Smaller factors make times that no clock can hold."""
+
+
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:
     """The costs if stages were faster: `decode=2` halves decoding, `step=3` is a device three times as fast.
 
@@ -239,6 +243,8 @@ def faster(costs: Costs, changes: dict[str, float]) -> Costs:
     for name, times in changes.items():
         if not 0 < times < np.inf:
             raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")
+        if times < _LEAST_FACTOR:
+            raise InputError(f"a stage can be made slower down to a factor of {_LEAST_FACTOR:g}, got {name}={times:g}")
         if name == "step":
             step = replace(
                 costs.step,

@@ -133,12 +133,12 @@ def page_from(source: str, *, db: Path, against: str | None = None) -> Page:
     if path.suffix == ".json" or path.is_file():
         frame = _exported(path)
         if frame is not None:
-            return frame_page(frame[1], name=frame[0], against=_others(against, db, frame[1]) or ())
+            return frame_page(frame[1], name=frame[0], against=_others(against, db, frame[1]))
         if against is not None:
             raise InputError("--against compares studies; give the name of a study")
         return page_of(read(path))
     found = stored_study(source, db)
-    return study_page(found, against=None if against is None else _others(against, db, found.trials()))
+    return study_page(found, against=_of_study(found, against, db))
 
 
 def frame_page(frame: "pl.DataFrame", *, name: str, against: Sequence["Against"] = ()) -> Page:
@@ -221,17 +221,26 @@ def _trial(document: bytes) -> Trial | None:
     return record if isinstance(record, Trial) else None
 
 
-def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Against"] | None:
+def _of_study(study: "Study", against: str | None, db: Path) -> list["Against"] | None:
+    """What a study is compared with; None leaves the choice to its page."""
+    if against is None:
+        return None
+    if against == PUBLISHED and study.grid.kind == "search":
+        return [_published(_SEARCH)]
+    return _others(against, db, study.trials())
+
+
+def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Against"]:
     """The study of that name, or all published figures that these trials have settings in common with."""
     from stoker.analysis.overview import compared_rows
     from stoker.report.pages.study import Against
 
     if against is None:
-        return None
+        return []
     if against == PUBLISHED:
         from stoker.analysis.published import BY_PRESET
 
-        tables = [_published(name) for name in BY_PRESET]
+        tables = [_published(name) for name in BY_PRESET if name != _SEARCH]
         return [each for each in tables if frame.height and compared_rows(frame, each.frame)] or tables[:1]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
@@ -284,8 +293,7 @@ def write_study(
     """Write a study's page, and its charts as pictures into folders where asked."""
     from stoker.report.files import write_page, write_pictures
 
-    others = None if against is None else _others(against, study.store_path, study.trials())
-    page = study_page(study, against=others)
+    page = study_page(study, against=_of_study(study, against, study.store_path))
     write_page(page, Path(path))
     for folder, kind in ((png, "png"), (svg, "svg")):
         if folder is not None:

@@ -109,7 +109,7 @@ class RankGroup(Alone):
         os.environ.update({name: str(value) for name, value in names.items()})
         loopback = _loopback()
         os.environ.update({"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback})
-        store = dist.FileStore(place.meeting, place.of)
+        store = dist.FileStore(place.meeting, place.of)  # type: ignore[attr-defined]
         device = self._device if isinstance(self._device, torch.device) and on_gpu else None
         if device is not None:
             torch.cuda.set_device(device)
@@ -144,7 +144,7 @@ class RankGroup(Alone):
         wrapped.register_comm_hook(None, self._exchange)
         inner = getattr(wrapped, "_sync_buffers", None)
         if inner is not None:  # buffers, such as those of a BatchNorm, are sent before a forward pass
-            wrapped._sync_buffers = lambda: self._sync_buffers(inner)
+            vars(wrapped)["_sync_buffers"] = lambda: self._sync_buffers(inner)
         self._wrapped = wrapped
         return wrapped
 
@@ -193,7 +193,7 @@ class RankGroup(Alone):
 
     # ------------------------------------------------------------ within DistributedDataParallel
 
-    def _exchange(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _exchange(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """The mean of a bucket's gradients over all ranks, as DistributedDataParallel itself makes it."""
         last = bucket.is_last()
         if last:

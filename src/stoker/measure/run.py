@@ -95,7 +95,7 @@ class Bench:
                 pinned=pinned,
                 watched=watched,
                 in_turn=_is_on_device(step) or extent.source == "memory",
-                share=group and Share(group.place.rank, group.place.of),
+                share=None if group is None else Share(group.place.rank, group.place.of),
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
             if isinstance(step, SleepStep):

@@ -609,8 +609,10 @@ def _ranks_take_gpus(device: str, ranks: int) -> bool:
 
     from stoker.machine import gpu
 
-    cards, cuda = gpu.read() if torch.backends.cuda.is_built() else ([], None)
-    count = len(gpu.visible(cards, cuda.visible_devices)) if cuda is not None else 0
+    count = 0
+    if torch.backends.cuda.is_built():
+        cards, cuda = gpu.read()
+        count = len(gpu.visible(cards, cuda.visible_devices))
     if device == "auto" and not count:
         return False
     if device not in ("auto", "cuda"):

@@ -1,9 +1,9 @@
-"""How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
+"""How a task becomes a finished run. One interface: child processes here, the nodes of a Ray cluster in `ray.py`."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -28,9 +28,14 @@ from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
 from stoker.studies.request import request_of
 
+Per = Literal["node", "gpu"]
+"""What of a cluster one trial takes: a whole node, or one GPU with its share of the node's CPUs."""
+
 
 class Finished(Record, frozen=True):
-    """What became of a task. `document` is the labelled record with its raw samples, as JSON."""
+    """What became of a task. `document` is the labelled record with its raw samples, as JSON. `machine` is the one that
+    ran it, None where the executor has only one. `is_lost`: not the task, but the machine that ran it came to an end.
+    """
 
     outcome: Outcome
     figures: dict[str, Any]
@@ -39,13 +44,27 @@ class Finished(Record, frozen=True):
     problem: str | None = None
     document: bytes | None = None
     versions: dict[str, str | None] = msgspec.field(default_factory=dict)
+    machine: Machine | None = None
+    is_lost: bool = False
 
 
 class Executor(Protocol):
     """Runs tasks, each in processes that are gone when `run` returns."""
 
-    def machine(self) -> Machine:
-        """The machine that the next task will run on."""
+    per: Per | None
+    """What of a cluster a trial takes; None for an executor of this machine alone."""
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Get ready to run these tasks. Raises InputError where no machine could."""
+        ...
+
+    def machines(self) -> Sequence[Machine]:
+        """The machines that tasks run on, each kind once; those of a cluster may become more."""
+        ...
+
+    def at_once(self, jobs: int) -> int:
+        """How many tasks may run now: `jobs` on this machine, in a cluster as many as have room. Raises MachineError
+        where there is nothing left to run on."""
         ...
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
@@ -79,11 +98,19 @@ OnFinished = Callable[[int, Finished], None]
 class LocalExecutor:
     """Runs every task in child processes on this machine."""
 
+    per: Per | None = None
+
     def __init__(self) -> None:
         self._machine = inspect()
 
-    def machine(self) -> Machine:
-        return self._machine
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Nothing has to be made ready."""
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)

@@ -12,14 +12,14 @@ import msgspec
 from stoker.analysis.machines import label
 from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent
-from stoker.records import Machine, Record, Task, decode
+from stoker.records import Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
 from stoker.studies.fingerprint import fingerprint_of
 from stoker.studies.generators import GENERATORS
 from stoker.studies.grid import Asked, Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
-from stoker.studies.store import Slot, Store, TrialRow
+from stoker.studies.store import Cluster, Slot, Store, TrialRow
 from stoker.units import format_count
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Change(Record, frozen=True):
 
 
 class MachineStatus(Record, frozen=True):
-    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced."""
+    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced. For a node of a
+    cluster `missing` counts what no node of it has run."""
 
     machine: str
     label: str
@@ -82,7 +83,8 @@ class RunningTrial(Record, frozen=True):
 
 
 class Status(Record, frozen=True):
-    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats."""
+    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats. `missing`
+    counts those that a machine of its own has not run, and those that no node of a cluster has run."""
 
     name: str
     kind: str
@@ -93,6 +95,7 @@ class Status(Record, frozen=True):
     machines: tuple[MachineStatus, ...]
     running: tuple[RunningTrial, ...]
     no_longer_asked: int
+    missing: int = 0
 
 
 class Forecast(Record, frozen=True):
@@ -161,15 +164,18 @@ class Study:
         on_event: OnEvent | None = None,
     ) -> Summary:
         """Run what has no outcome yet on this machine, and what `retry` names, until nothing is left or the budget is
-        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's."""
+        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's. With a `RayExecutor` the nodes
+        of a cluster run the tasks, as many at once as have room; what any node has run is done."""
         _check_run(repeats, budget_s, jobs, retry)
+        if jobs > 1 and executor is not None and executor.per is not None:
+            raise InputError(f"a cluster runs as many trials at once as it has room for; leave out jobs, got {jobs}")
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
         executor = executor or LocalExecutor()
-        self._check_devices(wanted, executor.machine())
+        self._check_executor(wanted, executor)
         until = None if budget_s is None else monotonic() + budget_s
         done: list[Summary] = []
         with Store(self.store_path) as store:
@@ -179,7 +185,7 @@ class Study:
                 on_change(change)
             seen: set[str] = set()
             while not done or (self.grid.generator and not done[-1].stopped and not done[-1].unfinished):
-                wanted = self._next_tasks(store, fingerprint_of(executor.machine()), only, seen)
+                wanted = self._next_tasks(store, executor, only, seen)
                 if done and not wanted:
                     break
                 seen |= set(wanted)
@@ -200,12 +206,12 @@ class Study:
                 done.append(driver.run())
         return _together(done)
 
-    def _next_tasks(self, store: Store, machine: str, only: Sequence[str], seen: set[str]) -> dict[str, Task]:
+    def _next_tasks(self, store: Store, executor: Executor, only: Sequence[str], seen: set[str]) -> dict[str, Task]:
         """The tasks for this machine that are known now and were not before; the store learns of all that are known."""
         if self.grid.generator is None:
             known, wanted = self.tasks, self.selected(only)
         else:
-            mine = self._known(store, machine, only)
+            mine = self._known(store, fingerprint_of(executor.machines()[0]), only)
             known = {**self._known(store), **mine}
             wanted = {key: asked.task for key, asked in mine.items() if key not in seen}
         tasks = {key: (asked.task, asked.values) for key, asked in known.items()}
@@ -228,7 +234,7 @@ class Study:
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
         made = GENERATORS[self.grid.generator].sentence if self.grid.generator else None
         if not self.store_path.exists():
@@ -241,7 +247,9 @@ class Study:
         with Store(self.store_path, create=False) as store:
             change = self._changed(store)
             executor = executor or LocalExecutor()
-            known = self._known(store, fingerprint_of(executor.machine()), only)
+            self._check_executor(wanted, executor)
+            here = fingerprint_of(executor.machines()[0]) if self.grid.generator else None
+            known = self._known(store, here, only)
             tasks = {key: asked.task for key, asked in known.items()}
             driver = Driver(store, tasks, executor, seed=self.grid.seed, repeats=self.grid.repeats)
             done, left_s = driver.forecast()
@@ -271,10 +279,21 @@ class Study:
         if misfit.sentence is not None:
             raise InputError(f"{self._place_of(str(misfit.model))}{misfit.sentence}")
 
-    def _check_devices(self, wanted: Mapping[str, Task], machine: Machine) -> None:
-        """Raise MachineError where every task asks for a GPU and there is none: failures would only be in the way of
-        runs on another day."""
-        if wanted and not machine.gpus and all(task.device.startswith("cuda") for task in wanted.values()):
+    def _check_executor(self, wanted: Mapping[str, Task], executor: Executor) -> None:
+        """Raise InputError or MachineError where an executor cannot run a study as a whole.
+
+        Where every task asks for a GPU and there is none, failures would only be in the way of runs on another day.
+        What follows from a result is for the machine that it is of, and a cluster may have nodes of several kinds.
+        """
+        if executor.per is not None:
+            if self.grid.generator is not None:
+                raise InputError(
+                    f"study {self.name!r} has a generator: its later runs follow from results of one machine; run it "
+                    "there, without --ray"
+                )
+            return
+        needs_gpu = bool(wanted) and all(task.device.startswith("cuda") for task in wanted.values())
+        if needs_gpu and not any(machine.gpus for machine in executor.machines()):
             hint = "; --scale small needs none" if self.source == "preset" else ""
             raise MachineError(f"study {self.name!r} needs a GPU, and there is none here{hint}")
 
@@ -341,6 +360,11 @@ class Study:
             counts = store.counts(self.name, self.grid.repeats)
             own = {each: len(self._known(store, each)) for each in counts} if self.grid.generator else {}
             machines = store.machines()
+            clusters = store.clusters(self.name)
+            ran = {machine: count.slots for machine, count in counts.items()}
+            for per in set(clusters.values()):
+                nodes = tuple(machine for machine in ran if clusters.get(machine) == per)
+                ran |= dict.fromkeys(nodes, self._ran(store, Cluster(per, nodes), cells))
             running = tuple(
                 RunningTrial(values=cells[each.key][0], repeat=each.repeat, since=each.since, pid=each.owner.pid)
                 for each in store.claims()
@@ -353,7 +377,7 @@ class Study:
                 machine=machine,
                 label=label(machines.get(machine, {})),
                 outcomes=count.outcomes,
-                missing=0 if self.source == "import" else own.get(machine, tasks) * self.grid.repeats - count.slots,
+                missing=0 if self.source == "import" else own.get(machine, tasks) * self.grid.repeats - ran[machine],
                 attempts=count.attempts,
             )
             for machine, count in counts.items()
@@ -368,7 +392,13 @@ class Study:
             machines=parts,
             running=running,
             no_longer_asked=len(cells) - tasks,
+            missing=sum({clusters.get(part.machine, part.machine): part.missing for part in parts}.values()),
         )
+
+    def _ran(self, store: Store, cluster: Cluster, cells: Mapping[str, tuple[Any, bool]]) -> int:
+        """How many of the slots that the grid asks for any node of a cluster has run."""
+        asked = {key for key, (_, is_asked) in cells.items() if is_asked}
+        return sum(1 for slot in store.last_attempts(cluster) if slot.key in asked and slot.repeat < self.grid.repeats)
 
     def rows(self, *, documents: bool = False, keys: Sequence[str] | None = None) -> list[TrialRow]:
         """Every trial of the tasks that the grid asks for, all attempts, as they are stored. `keys` chooses tasks."""
@@ -549,13 +579,14 @@ def _together(summaries: Sequence[Summary]) -> Summary:
         for outcome, count in each.outcomes.items():
             outcomes[outcome] = outcomes.get(outcome, 0) + count
     return Summary(
-        machine=summaries[-1].machine,
+        machines=tuple(sorted({machine for each in summaries for machine in each.machines})),
         slots=sum(each.slots for each in summaries),
         ran=sum(each.ran for each in summaries),
         outcomes=outcomes,
         unfinished=sum(each.unfinished for each in summaries),
         seconds=sum(each.seconds for each in summaries),
         stopped=summaries[-1].stopped,
+        lost=sum(each.lost for each in summaries),
     )
 
 

@@ -170,14 +170,22 @@ def _scores(ranked: RankedModels | None, names: dict[str, str]) -> list[Figure]:
     ]
     if not rows or len(ranked.models) < 2:
         return []
-    best: dict[str, str] = {}
-    for row in rows:
-        if row["rank"] < 2:
-            best.setdefault(str(row["score"]), str(row["model"]))
-    agree = len(set(best.values())) == 1
-    title = "Every score has the same first candidate" if agree else "The scores do not agree on the first candidate"
+    title = (
+        "Every score has the same first candidate"
+        if set.intersection(*_first_by_score(ranked))
+        else "The scores do not agree on the first candidate"
+    )
     note = "Higher is better. Values of different scores do not compare."
     return [figure(title, rows, charts.score_intervals, note=note, alt="Scores of each candidate")]
+
+
+def _first_by_score(ranked: RankedModels) -> list[set[str]]:
+    """The candidates with the least rank by each score; several where their scores are equal."""
+    ranks: dict[str, dict[str, float]] = {}
+    for model in ranked.models:
+        for score in model.scores:
+            ranks.setdefault(score.score, {})[model.model] = score.rank
+    return [{name for name, rank in each.items() if rank == min(each.values())} for each in ranks.values()]
 
 
 def _table(ranked: RankedModels | None, names: dict[str, str]) -> list[Table]:

@@ -361,6 +361,8 @@ def run_view(summary: Row, next_step: str) -> RenderableType:
     """What a drive did."""
     ran = f"ran {format_count(summary['ran'], 'trial')} in {format_seconds(summary['seconds'])}"
     lines = [Text(f"{ran}: {_outcomes(summary['outcomes'])}" if summary["ran"] else "nothing was left to run")]
+    if summary["lost"]:
+        lines.append(Text(f"{format_count(summary['lost'], 'run')} lost with a node, and run again", style="yellow"))
     if summary["stopped"]:
         lines.append(Text(f"stopped: {summary['stopped']}", style="yellow"))
     if summary["unfinished"]:
