@@ -7,7 +7,6 @@ from common import RESULTS
 
 from stoker.analysis import thesis
 
-
 _HEAD = 2
 """Lines of a table before its first row."""
 
