@@ -191,7 +191,7 @@ def test_a_manual_search_takes_equation_5_2() -> None:
 
 
 def test_both_searches_of_a_model() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": "limit", "workload": "alexnet", "method": "trace", "max_batch": 70},
         *(
             {"kind": "profile", "workload": "sleep:1ms", "stands_for": "alexnet", "batch_size": size, "num_workers": 2}

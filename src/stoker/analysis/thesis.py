@@ -303,8 +303,8 @@ def _around(runs: list[Row]) -> list[Row]:
     for plan in plans:
         model = plan["net"]
         amount = plan.get("host_memory")
-        theirs = [row for row in published()["by_memory"] if row["model"] == model]
-        same = next((row for row in theirs if row["memory"] == amount), None)
+        estimates: list[Row] = published()["by_memory"]
+        same = next((row for row in estimates if (row["model"], row["memory"]) == (model, amount)), None)
         thesis = f"{same['batch_size']} × {same['num_workers']} workers" if same else None
         here = f"{plan['batch_size']} × {plan['num_workers']} workers"
         found.append(_row("table 5.6", f"{model}, host memory {amount}: the estimate", thesis, here))
@@ -403,7 +403,8 @@ def _learnt(row: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
 def _published_pairs() -> list[tuple[str, str, str]]:
     """Every pair of 5.7, for a study that has neither model."""
     told = []
-    for model, pair in groupby(published()["convergence"], key=lambda row: row["model"]):
+    rows: list[Row] = published()["convergence"]
+    for model, pair in groupby(rows, key=lambda row: str(row["model"])):
         usual, tested = pair
         for key, name in (("validation_loss", "validation loss"), ("accuracy", "accuracy")):
             signed = f"{tested[key] - usual[key]:+.3g} ({usual[key]:g} → {tested[key]:g})"
