@@ -87,7 +87,7 @@ COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
 NOT_STAGES = (
     *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
-    *("read_s", "divide_s", "stored_input_s", "candidate_s"),
+    *("weights_read_s", "divide_s", "stored_input_s", "candidate_s"),
     *("epoch_s", "first_epoch_s", "later_epoch_s", "shortest_epoch_s", "longest_epoch_s"),
     *("train_s", "against_train_s"),
 )
