@@ -63,10 +63,14 @@ def search(
     quiet: QuietOption = False,
 ) -> None:
     """Rank pretrained models on labelled data, and show where the time goes."""
+    from stoker.measure.session import trial_server
     from stoker.units import parse_bytes, parse_seconds
 
+    budget_s = parse_seconds(budget) if budget is not None else None
+    host_memory_bytes = parse_bytes(host_memory) if host_memory is not None else None
     writable(save)
     writable(report, "--report")
+    trial_server()  # it imports torch beside what is imported here
     if blocks is not None:
         _show_blocks(blocks, part, device, json=json, save=save)
         return
@@ -80,8 +84,6 @@ def search(
     from stoker.studies.search import forecast
     from stoker.studies.search import search as run
 
-    budget_s = parse_seconds(budget) if budget is not None else None
-    host_memory_bytes = parse_bytes(host_memory) if host_memory is not None else None
     with Show(quiet=quiet) as progress:
         if dry_run:
             request = search_request(
