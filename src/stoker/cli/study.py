@@ -255,6 +255,8 @@ def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...
     is_limit = found.grid.kind == "limit"
     if found.grid.kind == "search":
         counts = rows_of(found.table("summary", by=by, trials=trials), labels)
+        # Such a study varies one thing at a time: that a model lacks a value which another has is no gap.
+        counts = [{**row, "cells": row["cells"] - row["missing"], "missing": 0} for row in counts]
         sentences = [each.sentence for each in dominant(trials)] if trials.height else []
         return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
