@@ -174,7 +174,7 @@ def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> Renderab
     for row in base:
         place = wide.setdefault(tuple(_cell_of(row).values()), _cell_of(row))
         if row["stage"] in seen:
-            place[row["stage"].replace("_", " ")] = float(f"{row['stage_s']:.3g}")
+            place[_STAGE_HEADS.get(row["stage"], row["stage"])] = round(row["stage_s"], 2)
     order = dict.fromkeys(name for cell in wide.values() for name in cell)
     shared, found = _without_same([{name: cell.get(name) for name in order} for cell in wide.values()])
     said = "seconds, medians of the repeats; their least and most are in the report, and with --json"
@@ -207,6 +207,8 @@ def _without_same(rows: Sequence[Row]) -> tuple[list[Text], list[dict[str, Any]]
 
 
 _WORTH_A_COLUMN = 0.01
+_STAGE_HEADS = {"prepare_model": "model", "prepare_data": "load", "forward": "infer"}
+"""Short ones, so that many stages fit beside each other."""
 _FEW_CELLS = 8
 _STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
