@@ -86,7 +86,7 @@ COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 
 NOT_STAGES = (
     *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
-    *("read_s", "divide_s", "stored_input_s", "candidate_s"),
+    *("weights_read_s", "divide_s", "stored_input_s", "candidate_s"),
 )
 """Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, of what comes
 before the stages of a candidate, …."""
