@@ -2,8 +2,8 @@
 
 python benchmarks/reports.py [--docs]
 
-`--docs` draws docs/reports again: the published grid as a page and as a picture, one picture of a single run, and
-one of each small preset whose trials `study_presets.py` wrote.
+`--docs` draws docs/reports again: the published grid as a page and as a picture, the timeline of a single run, and the
+top of the page of each small preset whose trials `study_presets.py` wrote.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ import polars as pl
 from common import RESULTS, arguments, say, write
 
 from stoker.analysis import published
+from stoker.integrations.reports import published_beside
 from stoker.records import Trial
 from stoker.report.html import Page, png, render
 from stoker.report.pages import study_page, trial_page
@@ -114,13 +116,18 @@ def draw() -> None:
     trials = [msgspec.json.decode(line, type=Trial) for line in gzip.decompress(answers.read_bytes()).splitlines()]
     picture(trial_page(next(trial for trial in trials if trial.setting.num_workers > 1)), "Timeline", "timeline")
     for trials_of in sorted((RESULTS / "two-cores" / "studies").glob("*.csv")):
-        name = trials_of.stem
-        grid = read_preset(name, "small")
-        found = study_page(
-            pl.read_csv(trials_of, infer_schema_length=None), StudyAbout(name=name, title=grid.title, kind=grid.kind)
-        )
-        if found.figures:
-            picture(found, found.figures[0].alt.partition(".")[0], f"{name}-small")
+        with tempfile.TemporaryDirectory(prefix="stoker-") as place:
+            path = Path(place) / "page.html"
+            path.write_text(render(small(trials_of)), encoding="utf-8")
+            photograph(path, DOCS / f"{trials_of.stem}-small.png")
+
+
+def small(trials_of: Path) -> Page:
+    """The page of a small preset, as `stoker report` makes it from a store with these trials."""
+    grid = read_preset(trials_of.stem, "small")
+    frame = pl.read_csv(trials_of, infer_schema_length=None)
+    about = StudyAbout(name=grid.name, title=grid.title, kind=grid.kind, about=grid.about)
+    return study_page(frame, about, against=published_beside(grid.name, frame))
 
 
 def picture(page: Page, kind: str, name: str) -> None:

@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean, median
@@ -27,7 +28,7 @@ from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.records import Machine, Task, Trial
 from stoker.records.documents import labelled
-from stoker.studies.executors import Finished
+from stoker.studies.executors import Finished, OnFinished, Per
 from stoker.studies.figures import figures_of
 from stoker.studies.study import study
 
@@ -88,8 +89,16 @@ class Recorded:
         self._ended: float | None = None
         self.bookkeeping_s: list[float] = []
 
-    def machine(self) -> Machine:
-        return self._machine
+    per: Per | None = None
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Nothing has to be made ready."""
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         if self._ended is not None:
@@ -104,6 +113,9 @@ class Recorded:
             document=msgspec.json.encode(labelled(trial, msgspec.to_builtins(trial))),
             versions={"stoker": self._machine.software.stoker, "torch": self._machine.software.torch},
         )
+
+    def search(self, tasks: Sequence[Task], on_finished: OnFinished, **_: Any) -> None:
+        raise NotImplementedError("this benchmark has no search")
 
     def stop(self) -> None:
         """Nothing runs in other threads."""

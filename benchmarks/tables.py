@@ -17,6 +17,8 @@ import advice_tables
 import published_tables
 import script_tables
 import search_tables
+import study_tables
+import thesis_tables
 from common import RESULTS, at, say, tried_sizes
 
 ROOT = Path(__file__).parents[1]
@@ -476,26 +478,6 @@ def reports() -> str:
     return table(head, lines)
 
 
-def run_proof() -> str:
-    head = ["script", "now", "proposed", "predicted", "measured", "where"]
-    lines = []
-    for row in rows("two-cores", "run-proof"):
-        for place, each in enumerate(row["proposals"]):
-            changes = ", ".join(f"{name}={value}" for name, value in each["changes"].items())
-            where = "; ".join(text.replace("|", "\\|") for text in each["where"])
-            lines.append(
-                [
-                    f"`{row['script']}.py`" if not place else "",
-                    f"{row['setting']['num_workers']} workers" if not place else "",
-                    changes,
-                    f"{each['predicted_gain']:.2f} ×",
-                    f"{each['measured_gain']:.2f} ×" if each["measured_gain"] else "–",
-                    where if not place else "",
-                ]
-            )
-    return table(head, lines)
-
-
 def remedies() -> str:
     head = ["example", "bottleneck", "remedy", "predicted", "measured, with standard error"]
     found = rows("two-cores", "remedies")
@@ -548,14 +530,20 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "output-doctor": output("doctor"),
     "output-limit": output("limit"),
     "output-run": output("run"),
-    "run-proof": run_proof,
 }
-BLOCKS |= published_tables.TABLES | advice_tables.TABLES | script_tables.TABLES | search_tables.TABLES
+for tables in (published_tables, advice_tables, script_tables, search_tables, study_tables, thesis_tables):
+    BLOCKS |= tables.TABLES
 
 
 def filled(text: str) -> str:
+    """The page with its tables. A table whose results are not there yet stays as it is, and is named."""
+
     def block(match: re.Match[str]) -> str:
-        return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
+        try:
+            return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
+        except FileNotFoundError as error:  # the page keeps what it has
+            say(f"{match['name']} was not measured: there is no {Path(error.filename).name}")
+            return match.group()
 
     pattern = r"(?P<begin><!-- begin (?P<name>[\w-]+) -->)\n.*?(?P<end><!-- end (?P=name) -->)"
     return re.sub(pattern, block, text, flags=re.DOTALL)

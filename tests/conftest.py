@@ -1,6 +1,7 @@
-"""What every test shares: a cache folder of their own, so that no test touches the person's."""
+"""What every test shares: a cache folder of their own, so that no test touches the user's, and signals that arrive."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,3 +18,9 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ.pop("STOKER_CACHE")
     else:
         os.environ["STOKER_CACHE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts_arrive() -> None:
+    """A shell that starts the tests in the background has them ignore SIGINT, and so would every process of theirs."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

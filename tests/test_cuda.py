@@ -11,7 +11,10 @@ import torch
 
 import stoker
 from stoker import Extent, Setting
-from stoker.events import AnyEvent, Phase
+from stoker.analysis.spans import whole
+from stoker.events import AnyEvent, LoopReady, Phase
+from stoker.measure.session import trial_server
+from stoker.process import child
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -323,3 +326,72 @@ def test_a_batch_that_does_not_fit_into_gpu_memory_is_run_in_halves(tmp_path: An
     assert (trial.outcome, trial.items) == ("done", 120), trial.problem
     assert trial.batch_size < 120
     assert "did not fit" in trial.setting_reason
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _one_nccl_rank(batches: int, emit: Any) -> stoker.Trial:
+    """One rank under NCCL, started as several would be: by a process that touches no GPU."""
+    from stoker.measure.group import RankGroup
+    from stoker.measure.ranks import run_ranks
+    from stoker.measure.run import Bench
+    from stoker.measure.session import open_workload
+    from stoker.records import Subject
+
+    setting, extent = Setting(batch_size=16), Extent(batches=batches, warmup=2)
+
+    def run_rank(place: Any, steps: Any, released: Any, emit: Any) -> stoker.Trial:
+        bench = Bench(open_workload(NET, "train", emit), "train", "cuda:0")
+        group = RankGroup(place, bench.device, steps)
+        group.join()
+
+        def ready() -> None:
+            emit(LoopReady())
+            released.readline()
+
+        return bench.run(setting, extent, emit, before_loop=ready, group=group)
+
+    subject = Subject(name="resnet18", model="resnet18", data="device", mode="train", device="cuda:0", items=None)
+    fallback = stoker.Trial(outcome="failed", workload=subject, setting=setting, extent=extent)
+    return run_ranks(1, run_rank, lambda: None, fallback, emit)
+
+
+def test_a_rank_under_nccl_has_its_exchange_apart() -> None:
+    ended = child.run(_one_nccl_rank, (8,), kind=stoker.Trial, server=trial_server())
+    trial = child.value(ended)
+    assert trial.outcome == "done", trial.problem
+    assert len(trial.rank_logs) == 1
+    assert {"forward", "backward", "exchange", "update"} <= set(trial.stages)
+    assert len(trial.stages["exchange"].samples_s) == 10
+    assert whole(trial).seconds == pytest.approx(trial.total_s, rel=0.01)
+    assert sum(trial.stages["backward"].samples_s) > 0
+
+
+def test_ranks_take_a_gpu_each() -> None:
+    count = torch.cuda.device_count()
+    with pytest.raises(stoker.StokerError, match=f"{count + 1} ranks need {count + 1} GPUs, and here are {count}"):
+        stoker.profile(NET, Setting(ranks=count + 1), FEW, mode="train")
+    with pytest.raises(stoker.StokerError, match="leave out --device cuda:0"):
+        stoker.profile(NET, Setting(ranks=2), FEW, mode="train", device="cuda:0")
+    with pytest.raises(stoker.StokerError, match=f"over {count + 1} GPUs, and here are {count}"):
+        stoker.profile(NET, Setting(ranks=count + 1, parallel="dp"), FEW, mode="train")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("parallel", ["ddp", "dp"])
+def test_two_gpus_train_together(parallel: Any) -> None:
+    trial = stoker.profile(NET, Setting(batch_size=16, ranks=2, parallel=parallel), FEW, mode="train")
+    assert trial.outcome == "done", trial.problem
+    assert len(trial.rank_logs) == (2 if parallel == "ddp" else 0)
+
+
+def test_a_rank_holds_its_gradients_twice() -> None:
+    """By steps that ran under DistributedDataParallel, and by the trace of one."""
+    gradients = 11_689_512 * 4
+    alone, ranked = (stoker.limit(NET, gpu_memory="2GiB", mode="train", ranks=count) for count in (1, 2))
+    assert ranked.ran
+    assert ranked.max_batch < alone.max_batch
+    assert ranked.predicted_batch == pytest.approx(ranked.max_batch, rel=0.08)
+    ones, others = (stoker.limit(NET, mode="train", method="two-point", ranks=count).probes[0] for count in (1, 2))
+    assert others.peak_bytes - ones.peak_bytes == pytest.approx(gradients, rel=0.15)

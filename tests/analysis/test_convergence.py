@@ -81,6 +81,13 @@ def test_the_same_loss_sooner() -> None:
     assert sentences(answer)[-1] == "batch 256 reaches the same loss in 0.80 of the time (0.80 to 0.80)"
 
 
+def test_an_interval_that_holds_everything_is_not_told() -> None:
+    times = {64: (1.0, 1.0), 256: (0.05, 2.0)}
+    runs = [run(size, seed, [3.0, 2.0, 1.0], epoch_s=times[size][seed]) for size in times for seed in (0, 1)]
+    told = sentences(found(*runs, seeds=2))[-1]
+    assert told == "the time to the same loss differs too much between 2 seeds to be compared: here 0.32 of the time"
+
+
 def test_the_same_loss_is_the_lowest_that_both_reach() -> None:
     answer = found(run(64, 0, [3.0, 1.0, 0.5]), run(256, 0, [3.0, 2.0, 1.5]), seeds=1)
     seen = difference(answer)

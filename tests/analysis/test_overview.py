@@ -118,3 +118,43 @@ def test_families_by_name(name: str, family: str) -> None:
 def test_a_frame_without_times_is_refused() -> None:
     with pytest.raises(InputError, match="seconds"):
         Overview(pl.DataFrame({"workload": ["a"]}))
+
+
+def of_batches(batch_size: int, items: int, seconds: float) -> dict[str, object]:
+    """A run of four batches: more items in larger ones."""
+    figures = {"batch_size": batch_size, "run_items": items, "seconds": seconds}
+    return {"workload": "net", "batches": 4, "num_workers": 0, "outcome": "done", **figures}
+
+
+def test_runs_of_so_many_batches_are_compared_by_item() -> None:
+    found = Overview(pl.DataFrame([of_batches(2, 8, 1.0), of_batches(32, 128, 4.0)]))
+    assert found.by_item
+    assert found.best_rows()[0]["batch_size"] == 32
+    assert found.best_rows()[0]["seconds"] == pytest.approx(4.0 / 128)
+    assert not overview("net").by_item
+
+
+def test_times_an_item_leave_out_the_warm_up() -> None:
+    frame = pl.DataFrame([of_batches(2, 8, 1.0), of_batches(32, 128, 4.0)])
+    assert [row["item_s"] for row in Overview(frame).item_rows()] == pytest.approx([1 / 8, 4 / 128])
+    warm = frame.with_columns(warmup=pl.lit(2), steady_item_s=pl.col("seconds") / 1000)
+    assert [row["item_s"] for row in Overview(warm).item_rows()] == pytest.approx([0.001, 0.004])
+    assert len(Overview(published.inference_trials()).item_rows()) == 60
+
+
+def test_runs_of_so_many_batches_stand_beside_runs_of_as_many() -> None:
+    loader = published.loader_runs()
+    equal_items = loader.with_columns(batches=pl.lit(None, dtype=pl.Int64), seconds=pl.col("seconds") / 10)
+    rows = compared_rows(pl.concat([loader, equal_items]), loader)
+    assert {(row["batches"], row["ratio"], row["unit"]) for row in rows} == {(11, 1.0, "run")}
+    assert len(rows) == 70
+
+
+def test_a_device_that_sleeps_is_of_no_family() -> None:
+    assert family_of("sleep:1ms/item") == "device"
+
+
+def test_the_device_computes_a_share_of_the_run() -> None:
+    shares = [row["value"] for row in overview("net").gauge_rows() if row["gauge"].startswith("device computing")]
+    assert shares == pytest.approx([0.4] * len(shares))
+    assert len(shares) == 5

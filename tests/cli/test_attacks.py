@@ -91,11 +91,14 @@ def test_an_unforeseen_error_is_one_sentence_and_its_traceback_can_be_had(probes
     [
         ("--faster", "decode=1e-320", "-b", "8", "-w", "1"),
         ("-b", "100000000000000000000", "-w", "1"),
+        ("-b", "8", "--items", "100000000000000000000"),
+        ("-b", "8", "-w", "1024", "--prefetch", "1024"),
     ],
 )
 def test_numbers_beyond_all_reason_are_one_sentence(probes: Path, options: tuple[str, ...]) -> None:
     done = here("predict", "--probes", str(probes), *options)
     assert done.returncode in (1, 2)
+    assert "should not have happened" not in done.stderr
     one_sentence(done)
 
 

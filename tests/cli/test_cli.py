@@ -145,6 +145,8 @@ def test_a_truncated_image_is_named(tmp_path: Path) -> None:
         (("--device", "gpu"), "no such device"),
         (("--timeout", "soon"), "is not a time"),
         (("--save", "/no/such/folder/trial.json"), "cannot write"),
+        (("--ranks", "2", "--validate"), "leave out --validate"),
+        (("--ranks", "2", "--parallel", "dp", "--device", "cpu"), "DataParallel splits each batch over 2 GPUs"),
         (("--save", "/"), "--save needs a file to write to, and / is a folder"),
     ],
 )

@@ -64,7 +64,7 @@ def test_a_study_beside_another(store: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Beside the published batch-and-workers" in out.read_text()
     done = here("report", "tiny", "--db", str(store), "-o", str(out), "--against", "tiny")
-    assert "take here 1 times at the median" in out.read_text()
+    assert "take 1 times as long here, at the median" in out.read_text()
 
 
 def test_an_exported_study(store: Path, tmp_path: Path) -> None:

@@ -410,3 +410,55 @@ def test_every_kind_of_loader_comes_to_an_end(
     seen = simulate(found, setting, Amount(items=items, epochs=epochs))
     assert math.isfinite(seen.total_s)
     assert len(seen.step_ends_s) == math.ceil(items / size)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def ranked(ranks: int, workers: int, **options: Any) -> float:
+    """The seconds of 40 batches of 4 items in each rank."""
+    exchange_s = options.pop("exchange_s", 0.0)
+    setting = Setting(batch_size=4, num_workers=workers, ranks=ranks)
+    return simulate(replace(costs(**options), exchange_s=exchange_s), setting, Amount(items=160)).total_s
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_alike_ranks_with_cores_to_spare_take_as_long_as_one(workers: int) -> None:
+    step = StepCosts(host_s=Table((4.0,), (0.02,), True))
+    assert ranked(3, workers, cores=16, step=step) == pytest.approx(ranked(1, workers, cores=16, step=step))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_every_step_takes_an_exchange_longer(workers: int) -> None:
+    step = StepCosts(host_s=Table((4.0,), (0.05,), True))  # longer than loading: nothing hides behind it
+    alone, both = (ranked(2, workers, cores=16, step=step, exchange_s=seconds) for seconds in (0.0, 0.01))
+    assert both - alone == pytest.approx(40 * 0.01, rel=0.03)
+
+
+def test_loaders_of_ranks_share_the_cores() -> None:
+    """Two workers on two cores load as fast as they can; those of two ranks have half of that each."""
+    assert ranked(2, 2, cores=2) == pytest.approx(2 * ranked(1, 2, cores=2), rel=0.05)
+
+
+@pytest.mark.parametrize(("workers", "factor"), [(0, 1.1), (1, 1.0), (2, 1.0)])
+def test_uneven_items_cost_ranks_that_wait_for_each_other(workers: int, factor: float) -> None:
+    """The slowest of several draws is slower than one: ranks that only infer do not wait for it. What workers have
+    loaded ahead makes up for it."""
+    uneven = {"cores": 32, "spread": (0.2, 0.2, 0.2, 4.0)}
+    waiting, free = (ranked(4, workers, exchange_s=seconds, **uneven) for seconds in (0.0, None))
+    assert waiting >= factor * free * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_ranks_on_gpus_end_each_step_together(ahead: int) -> None:
+    step = StepCosts(device_s=Table((4.0,), (0.05,), True), asynchronous=True, ahead=ahead)
+    alone, both = (ranked(2, 2, cores=16, step=step, exchange_s=seconds) for seconds in (0.0, 0.01))
+    assert both - alone == pytest.approx(40 * 0.01, rel=0.05)
+
+
+def test_teams_of_ranks_slow_each_other() -> None:
+    """Steps of two ranks with a thread each, on one core, take turns; on two, they are slowed as cores are."""
+    step = StepCosts(host_s=Table((4.0,), (0.05,), True), threads=1)
+    one = ranked(1, 1, cores=8, step=step)
+    assert ranked(2, 1, cores=8, step=step) == pytest.approx(one, rel=0.02)
+    assert ranked(2, 1, cores=1, item_s=1e-6, step=step) == pytest.approx(2 * one, rel=0.1)

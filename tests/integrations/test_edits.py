@@ -173,6 +173,19 @@ def test_lightning_makes_loaders_of_a_data_modules_own_arguments(tmp_path: Path)
     assert _only(change) == (1, "LightningDataModule.from_datasets(…, num_workers=2)", "num_workers=8")
 
 
+def test_a_loader_that_was_made_before_is_looked_for_where_it_is_read(tmp_path: Path) -> None:
+    code = """
+    def loaders(data):
+        return DataLoader(data, 8, shuffle=True), DataLoader(data, 8)
+
+    for batch in train:  # here
+        step(batch)
+    """
+    assert _only(_change(tmp_path, code, known=False)) == (2, "DataLoader(…)", "num_workers=8")
+    how = _change(tmp_path, "for batch in train:  # here\n    step(batch)\n", known=False).how
+    assert how == f"{tmp_path}/train.py:1 reads the loader; where it is made, give it these arguments: num_workers=8"
+
+
 def test_without_a_call_that_can_be_found_a_sentence_says_what_to_do(tmp_path: Path) -> None:
     change = _change(tmp_path, "loader = make()  # here\n")
     assert change == Change(how=f"{tmp_path}/train.py:1 makes the loader; give it these arguments: num_workers=8")

@@ -1,10 +1,16 @@
 """Arguments that are set from outside, and when observing ends."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stoker.integrations.logs import RunLog
+from stoker.integrations.trials import Surroundings, trials_of
+from stoker.machine import inspect
+from stoker.tuning.proposals import propose
+from stoker.tuning.remedies import predictor_of
 from tests.integrations import running
 
 PLAIN = running.script("plain.py")
@@ -93,3 +99,63 @@ def test_validation_inside_a_step_is_not_part_of_it(tmp_path: Path) -> None:
         assert not iteration.grad
     assert all(step.updates == 0 and step.forward_s > 0 for step in valid.steps)
     assert all(step.backward_s > 0 and step.update_s > 0 for step in train.steps)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU: no two workers compute at once")
+def test_a_stopped_script_loads_some_batches_again_with_other_workers(tmp_path: Path) -> None:
+    options = {"batches": 12, "stop": True, "probes": True}
+    done = running.observed(tmp_path / "logs", running.script("starved.py"), options=options)
+    assert (done.status, done.out, done.errors) == (0, "begins None None\n", "")
+    assert not done.log.problems
+    (process,) = done.log.processes
+    assert [len(each.steps) for each in process.loaders] == [12]  # what follows is not the script's
+    (probe,) = done.log.probes
+    alone, several = (len(each.iterations[0].workers) for each in probe.loaders)
+    assert alone == 1 < several
+    assert all(len(each.fetches) >= 3 * len(each.iterations[0].workers) for each in probe.loaders)
+    around = Surroundings(machine=inspect())
+    first, *_ = (each.trial for each in trials_of(done.log, ["starved.py"], around))
+    loads = [each.trial for each in trials_of(RunLog(processes=done.log.probes), ["starved.py"], around)]
+    without, _ = predictor_of(first)
+    predictor, now = predictor_of(first, loads=loads)
+    assert now.num_workers == 0
+    assert without.costs.slowdown.sizes == (1.0,)
+    assert max(predictor.costs.slowdown.sizes) > 1
+    assert propose(first, *loads)[0].changes["num_workers"] > 1
+
+
+def test_a_dataset_that_cannot_be_loaded_again_is_no_matter_of_the_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "once.py"
+    path.write_text(ONCE)
+    options = {"batches": 6, "stop": True, "probes": True}
+    done = running.observed(tmp_path / "logs", str(path), options=options)
+    assert (done.status, done.out, done.errors) == (0, "", "")
+    (problem,) = done.log.problems
+    assert problem.startswith("contention: ")
+    assert [len(each.steps) for each in done.log.processes[0].loaders] == [6]
+
+
+ONCE = """
+import os
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Once(Dataset):
+    owner = os.getpid()
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        if os.getpid() != self.owner:
+            print("another process")
+            raise RuntimeError("this dataset belongs to one process")
+        return torch.zeros(2)
+
+net = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+for batch in DataLoader(Once(), 4):
+    optimizer.zero_grad()
+    net(batch).sum().backward()
+    optimizer.step()
+"""

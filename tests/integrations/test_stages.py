@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.io import read_image
 from torchvision.transforms import v2
 
+from stoker import Extent, Setting, Workload, profile
 from stoker.integrations.bootstrap.stages import Stages
 from stoker.integrations.watch import watch
 
@@ -294,18 +295,56 @@ def _webdataset(root: Path, images: Path) -> Any:
     return pipeline.decode("pil").to_tuple("jpg", "cls").map_tuple(chain, int)
 
 
+class Compose:
+    """A chain of the user's own."""
+
+    def __init__(self, *chain: Callable[[Any], Any]) -> None:
+        self.chain = chain
+
+    def __call__(self, value: Any) -> Any:
+        for each in self.chain:
+            value = each(value)
+        return value
+
+
+class Changed(Dataset[Any]):
+    """Arrays that a chain of the user's own changes."""
+
+    def __init__(self) -> None:
+        self.augment = Compose(np.fft.fft2, np.abs, torch.from_numpy)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> Any:
+        return self.augment(np.full((512, 512), float(index)))
+
+
+_LIBRARIES = [
+    (_lmdb, {"read", "decode"}),
+    (_h5py, {"read"}),
+    (_albumentations, {"decode", "transform.RandomCrop", "transform.Normalize"}),
+    (_soundfile, {"decode"}),
+    (_webdataset, {"read", "decode", "transform.Resize", "transform.ToTensor"}),
+    (lambda root, images: Changed(), set()),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "stages"), _LIBRARIES)
+def test_a_profile_names_as_much(make: Any, stages: set[str], tmp_path: Path, images: Path) -> None:
+    workload = Workload(model=torch.nn.Identity(), dataset=make(tmp_path, images), step=lambda model, batch: None)
+    trial = profile(workload, Setting(batch_size=3), Extent(batches=4, warmup=1), device="cpu", mode="infer")
+    assert trial.outcome == "done", trial.problem
+    assert stages <= set(trial.stages)
+    loading = {name: stage.total_s for name, stage in trial.stages.items() if stage.clock == "worker"}
+    whole = sum(loading.get(name, 0.0) for name in ("read", "decode", "transform", "item"))
+    assert loading["item"] < 0.3 * whole
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    ("make", "stages"),
-    [
-        (_lmdb, {"read", "decode"}),
-        (_h5py, {"read"}),
-        (_albumentations, {"decode", "transform.RandomCrop", "transform.Normalize"}),
-        (_soundfile, {"read", "decode"}),
-        (_webdataset, {"read", "decode", "transform.Resize", "transform.ToTensor"}),
-    ],
-)
+@pytest.mark.parametrize(("make", "stages"), _LIBRARIES)
 def test_less_than_a_third_of_an_item_has_no_name(
     make: Any, stages: set[str], workers: int, tmp_path: Path, images: Path
 ) -> None:

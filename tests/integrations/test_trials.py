@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from stoker.analysis.spans import LOOP_CORES, steady, step_cores, whole
 from stoker.analysis.verdict import verdict
 from stoker.integrations.logs import Fetch, GaugeReading, Iterated, LoaderLog, ProcessLog, RunLog, Step
+from stoker.integrations.script import answer_of
 from stoker.integrations.trials import LoaderTrial, Surroundings, trials_of
 from stoker.machine import inspect
 from stoker.records import Gauge, parse
@@ -267,6 +268,26 @@ def test_ranks_stand_apart_and_share_the_machine() -> None:
     assert [each.trial.task.options["rank"] for each in (first, second) if each.trial.task] == [0, 1]
     assert first.trial.task is not None
     assert first.trial.task.options["local_world_size"] == 2
+
+
+def test_of_several_ranks_the_one_that_waits_longest_is_answered() -> None:
+    """The other rank waits for it in its backward pass: that is no bottleneck of its own."""
+    ranks = [
+        process(
+            read(loader(), inline(0, 100.0, load_s=load_s, step_s=0.05 - load_s)), rank=rank, world_size=2, pid=7 + rank
+        )
+        for rank, load_s in enumerate((0.01, 0.04))
+    ]
+    found = answer_of(RunLog(processes=tuple(ranks)), COMMAND)
+    assert found.training is not None
+    assert found.training.task is not None
+    assert found.training.task.options["rank"] == 1
+    assert [each.task.options["rank"] for each in found.ranks if each.task] == [0]
+    alike = [process(read(loader(), inline(0, 100.0)), rank=rank, world_size=2, pid=7 + rank) for rank in (0, 1)]
+    found = answer_of(RunLog(processes=tuple(alike)), COMMAND)
+    assert found.training is not None
+    assert found.training.task is not None
+    assert found.training.task.options["rank"] == 0
 
 
 def test_the_cpus_that_a_step_uses_are_what_loading_left() -> None:

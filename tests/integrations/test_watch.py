@@ -23,11 +23,14 @@ from stoker.integrations.watch import Watch, watch
 class Slow(Dataset[Any]):
     """Items that take a while."""
 
+    def __init__(self, seconds: float = 0.002) -> None:
+        self.seconds = seconds
+
     def __len__(self) -> int:
         return 24
 
     def __getitem__(self, index: int) -> Any:
-        threading.Event().wait(0.002)
+        threading.Event().wait(self.seconds)
         return torch.full((4,), float(index)), index % 2
 
 
@@ -244,7 +247,7 @@ def test_what_was_watched_is_answered_as_a_script_is(tmp_path: Path) -> None:
     import stoker
     from stoker.integrations.reports import page_of
 
-    watched = stoker.watch(DataLoader(Slow(), 4, shuffle=True))
+    watched = stoker.watch(DataLoader(Slow(0.02), 4, shuffle=True))
     with pytest.raises(InputError, match="nothing was watched yet"):
         _ = watched.training
     _train(watched)

@@ -2,11 +2,16 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import stoker
 from stoker import Extent, Setting
+from stoker.errors import InputError
+from stoker.forecast.runner import ProbeRunner
 from stoker.tuning.remedies import advise
+from stoker.tuning.request import TuneRequest
+from stoker.tuning.tuner import Tuner
 
 HERE = Path(__file__).parents[1] / "workloads" / "loaders.py"
 FEW = Extent(batches=4, warmup=1)
@@ -35,6 +40,7 @@ def test_a_dataset_that_gives_whole_batches_is_not_batched_again() -> None:
     assert trial.timeline.items == (16,) * 5
     assert trial.workload.batching == "dataset"
     assert any(note.startswith("items are duplicated: Whole") for note in trial.notes)
+    assert trial.workload.repeats
 
 
 @pytest.mark.parametrize("batch_size", [5, 8])
@@ -69,8 +75,42 @@ def test_batches_that_do_not_say_their_size_are_counted_by_the_loader() -> None:
     assert "a batch of type Opaque does not say how many items it holds: counted as 6" in trial.notes
 
 
+def test_a_batch_that_the_model_cannot_take_names_the_two_ways_out() -> None:
+    trial = stoker.profile(f"{HERE}:opaque_without_a_step", Setting(batch_size=6), FEW, device="cpu", mode="infer")
+    assert trial.problem is not None
+    assert trial.problem.remedy is not None
+    assert "a batch of type Opaque; Workload(forward=...) or Workload(step=...)" in trial.problem.remedy
+    with pytest.raises(InputError, match=r"type is Opaque.*Workload\(forward=...\) or Workload\(step=...\)"):
+        stoker.limit(f"{HERE}:opaque_without_a_step", method="trace", gpu_memory="1GiB", mode="infer")
+
+
 def test_tuning_compares_with_the_loaders_setting() -> None:
     plan = stoker.tune(f"{HERE}:from_loader", budget_s=4, max_batch=16, device="cpu")
     assert plan.current is not None
     assert (plan.current.setting.batch_size, plan.current.setting.num_workers) == (10, 1)
     assert any(note.startswith("current: the setting of the loader") for note in plan.notes)
+
+
+def test_tuning_keeps_the_batch_of_the_loader_in_training() -> None:
+    plan = stoker.tune(f"{HERE}:from_loader", budget_s=4, device="sleep:4ms", mode="train")
+    assert plan.batch_size == 10
+    assert {each.setting.batch_size for each in plan.candidates if each.asked_for} == {10}
+    assert plan.current is not None
+    assert any("the current batch of 10 is kept" in note for note in plan.notes)
+    assert not any("nobody named a batch size" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("asked", [None, Setting(batch_size=10, num_workers=1)])
+def test_tuning_starts_workers_as_the_loader_does(asked: Setting | None) -> None:
+    trial = run("from_loader")
+    own = msgspec.structs.replace(trial.setting, multiprocessing_context="spawn")
+    trial = msgspec.structs.replace(trial, workload=msgspec.structs.replace(trial.workload, current=own))
+    runner = ProbeRunner(Setting(), 1.0, None, None)
+    look = runner.first_look(4)
+    next(look)
+    with pytest.raises(StopIteration):
+        look.send(trial)
+    assert runner.job(4, 1, batches=2).setting.multiprocessing_context == "spawn"
+    tuner = Tuner(TuneRequest(current=asked), ceiling=None, began=0.0, on_event=None)
+    assert 10 in tuner._probe_sizes(trial.workload)
+    assert tuner._request.is_current(msgspec.structs.replace(asked or own, multiprocessing_context="spawn"))

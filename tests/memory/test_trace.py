@@ -46,12 +46,14 @@ def log_of(
     parts: dict[str, Any] | None = None,
     channels_last: bool = False,
     accumulate: int = 1,
+    ranks: int = 1,
     **options: Any,
 ) -> AllocationLog:
     dataset = TensorDataset(x.expand(8, *x.shape), torch.zeros(8, dtype=torch.long))
     chosen = {"optimizer": OPTIMIZERS.get(optimizer), **(parts or {})}
     workload = stoker.Workload(model=model, dataset=dataset, loss=_mean_loss, **chosen)
-    setting = Setting(precision=precision, channels_last=channels_last, accumulate=accumulate)  # type: ignore[arg-type]
+    kept = {"channels_last": channels_last, "accumulate": accumulate, "ranks": ranks}
+    setting = Setting(precision=precision, **kept)  # type: ignore[arg-type]
     return child.value(child.run(_record, (workload, mode, setting, options), kind=AllocationLog))
 
 
@@ -600,3 +602,34 @@ def test_a_mask_that_hides_nothing_is_answered_from_the_example(
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", module)
     quirks.answer_masks_from({"input_ids": torch.zeros(3), "attention_mask": torch.tensor(mask)})
     assert module._ignore_bidirectional_mask_sdpa("mask", 3) == seen
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def _fixed_bytes(log: AllocationLog) -> int:
+    return sum(log.allocations[number].fixed_bytes for number in log.init)
+
+
+def test_ranks_hold_their_gradients_a_second_time() -> None:
+    model = partial(nn.Linear, 300, 200)
+    alone, ranked = (log_of(model, torch.zeros(300), ranks=count) for count in (1, 2))
+    assert _fixed_bytes(ranked) - _fixed_bytes(alone) == ITEM * (300 * 200 + 200)
+    infers = log_of(model, torch.zeros(300), mode="infer", ranks=2)
+    assert _fixed_bytes(infers) == _fixed_bytes(alone)
+
+
+@pytest.mark.parametrize("cap_mb", [None, 1, 4])
+def test_buckets_are_cut_as_torch_cuts_them(cap_mb: int | None) -> None:
+    from stoker.memory.trace.follow import bucket_bytes
+
+    model = nn.Sequential(*(nn.Linear(side, 700) for side in (10, 3000, 700, 20, 4000, 50)))
+    ddp = {"find_unused_parameters": True, **({} if cap_mb is None else {"bucket_cap_mb": cap_mb})}
+    parameters: list[torch.Tensor] = list(model.parameters())
+    cap = (cap_mb or 25) * MIB
+    cuts, _ = torch.distributed._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
+        parameters, [min(cap, MIB), cap]
+    )
+    theirs = sorted(sum(parameters[place].nbytes for place in cut) for cut in cuts)
+    assert sorted(bucket_bytes(model, ddp)) == theirs
+    assert bucket_bytes(model, {}) == [sum(each.nbytes for each in parameters)]

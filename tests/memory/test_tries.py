@@ -241,7 +241,19 @@ def test_a_card_is_told_by_its_name_where_that_says_more_than_its_generation(
 @NO_GPU
 def test_methods_that_run_on_a_gpu_say_that_there_is_none() -> None:
     with pytest.raises(MachineError, match="finds none here"):
-        stoker.limit(wide(), method="two-point", gpu_memory="1GiB")
+        stoker.limit(wide(), method="doubling", gpu_memory="1GiB")
+
+
+@NO_GPU
+def test_two_points_are_traced_without_a_gpu() -> None:
+    found = stoker.limit("resnet50", mode="train", gpu_memory="16GiB", method="two-point")
+    assert found.method == "two-point"
+    assert not found.ran
+    assert found.max_batch == pytest.approx(162, rel=0.05), "what readings on an H200 give: benchmarks/results/h200"
+    assert found.max_batch == pytest.approx((2**34 - found.fixed_bytes) / found.bytes_per_item, abs=1)
+    assert any("traced on a simulated GPU" in note for note in found.notes)
+    with pytest.raises(InputError, match="needs batches of 10 and 50, and 10 does not fit"):
+        stoker.limit("resnet50", mode="train", gpu_memory="1GiB", method="two-point")
 
 
 @NO_GPU

@@ -141,6 +141,7 @@ def all_pages() -> dict[str, Page]:
     return {
         "grid": grid_page(),
         "impact": study_page(published.batch_impact(), StudyAbout(name="batch-impact")),
+        "loader": study_page(published.loader_runs(), StudyAbout(name="data-loading")),
         "limits": study_page(published.max_batches(), StudyAbout(name="max-batch", kind="limit")),
         "trial": trial_page(trial, verdict(trial)),
         "plan": plan_page(a_plan()),

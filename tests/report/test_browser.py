@@ -167,6 +167,17 @@ def test_the_theme_can_be_switched_and_charts_follow(opened: Callable[..., Tab])
     assert tab.problems == []
 
 
+def test_numbers_fit_their_cells(opened: Callable[..., Tab]) -> None:
+    for width in (WIDE, NARROW):
+        tab = opened("loader", width=width)
+        tab.page.wait_for_selector("#f1[data-drawn=yes]")
+        texts = tab.page.locator("#f1 .live [class*='layer_1_marks'] text")
+        cell = tab.cells("#f1").first.bounding_box()["width"]
+        assert texts.count() in (0, 70)
+        assert all(texts.nth(number).bounding_box()["width"] <= cell + 2 for number in range(0, texts.count(), 7))
+    assert tab.problems == []
+
+
 def test_a_dark_system_has_a_dark_page(opened: Callable[..., Tab]) -> None:
     tab = opened("grid", color_scheme="dark")
     assert brightness(tab.page.evaluate("getComputedStyle(document.body).backgroundColor")) < 60

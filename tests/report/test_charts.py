@@ -1,8 +1,11 @@
 """Specifications: every field that a chart reads is in its rows, signs are there, names are always the same."""
 
+import itertools
 import json
+import math
 import re
 from collections.abc import Iterator
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from stoker.report import charts
 from stoker.report.html import Figure, svg
 from tests.report.samples import all_pages
 
-GENERATED = {"_begin", "_end", "_zero", "place", "sign"}
+GENERATED = {"_begin", "_end", "_time", "_zero", "place", "sign"}
 
 
 def fields(part: Any) -> Iterator[str]:
@@ -124,3 +127,27 @@ def test_bars_in_order_stand_on_the_axis() -> None:
     heights = [float(each) for each in re.findall(r"v(\d+(?:\.\d+)?)h-", svg(Figure("t", "", "a", spec, rows)))]
     assert len(heights) >= 2
     assert heights[-2] == pytest.approx(2 * heights[-1], rel=0.01)
+
+
+def colours_of(theme: str) -> list[str]:
+    """The colours of categories; the dark page replaces some of them."""
+    script = (files("stoker.report") / "assets" / "page.js").read_text(encoding="utf-8")
+    listed = script.partition("BRIGHTER = {")[2].partition("}")[0]
+    brighter = dict(re.findall(r'"(#\w+)": "(#\w+)"', listed))
+    assert len(brighter) == 6
+    return [brighter.get(each, each) if theme == "dark" else each for each in charts.CATEGORIES]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_no_two_categories_look_alike(theme: str) -> None:
+    parts = [[int(each[at : at + 2], 16) for at in (1, 3, 5)] for each in colours_of(theme)]
+    assert min(math.dist(one, other) for one, other in itertools.combinations(parts, 2)) > 45
+
+
+def test_short_times_have_a_unit_in_their_cells() -> None:
+    def texts(seconds: float) -> list[str]:
+        rows = [{"batch_size": 8, "num_workers": 0, "seconds": seconds, "regret": 0.0, "outcome": "done"}]
+        return re.findall(r">([^<]+)</text>", svg(Figure("", "", "", charts.heat_map(rows), rows)))
+
+    assert "2.03ms" in texts(0.00203)
+    assert "1.25" in texts(1.25)

@@ -111,7 +111,7 @@ def test_published_figures_stand_beside_ours() -> None:
     page = study_page(ours, StudyAbout(name="s"), against=[other])
     section = next(section for section in page.sections if section.title == "Beside published")
     assert section.text == published.MACHINE
-    assert section.figures[0].title.startswith("The same 1,080 settings take here 2 times at the median")
+    assert section.figures[0].title.startswith("The same 1,080 settings take 2 times as long here, at the median")
     assert len(section.figures[0].rows) == 1080
 
 
@@ -290,3 +290,45 @@ def test_counts_are_words_up_to_twelve() -> None:
         "twelve models",
         "1,300 models",
     ]
+
+
+def test_the_three_fastest_are_counted_over_the_workloads_of_their_part() -> None:
+    table = [*rows(("a", "b", "c")), *rows(("d", "e", "f"), data=("tensors",))]
+    page = study_page(pl.DataFrame(table, infer_schema_length=None), StudyAbout(name="s"))
+    counts = [figure.title for figure in page.figures if "among the three fastest" in figure.title]
+    assert [title.rpartition(" for ")[2] for title in counts] == ["3 of 3 workloads", "3 of 3 workloads"]
+
+
+def test_runs_of_unequal_items_are_answered_by_item() -> None:
+    table = [
+        {"workload": "net", "batch_size": size, "num_workers": workers, "batches": 4, "run_items": 4 * size}
+        | {"outcome": "done", "seconds": 1.0 + 0.01 * size + 0.1 * workers}
+        for size in (2, 32)
+        for workers in (0, 2)
+    ]
+    page = study_page(pl.DataFrame(table), StudyAbout(name="s"))
+    assert page.cards[0].answer == "Batch 32, 0 workers"
+    assert page.cards[0].detail.startswith("10.3 ms an item")
+    assert "Time an item" in page.figures[0].note
+    assert page.sections[0].tables[0].columns[-1] == "time an item"
+
+
+def test_an_exported_table_names_its_machine() -> None:
+    frame = pl.DataFrame(rows(("net",)), infer_schema_length=None)
+    frame = frame.with_columns(machine=pl.lit("8af0"), machine_label=pl.lit("2 CPUs, no GPU"))
+    assert study_page(frame, StudyAbout(name="s")).facts["machine"] == "2 CPUs, no GPU"
+
+
+def test_a_small_preset_stands_beside_the_published_figures_of_its_settings() -> None:
+    ours = published.loader_runs().filter(pl.col("batch_size") == 32)
+    assert [each.name for each in published_beside("data-loading-small", ours)] == ["the published data-loading"]
+
+
+def test_times_of_computing_alone_are_answered_without_whole_runs() -> None:
+    page = study_page(published.inference_trials(), StudyAbout(name="s"))
+    assert [(card.about, card.answer) for card in page.cards] == [
+        ("cnn", "199 µs an item"),
+        ("transformer", "753 µs an item"),
+    ]
+    assert page.sections[0].text.startswith("Without the batches that warm up")
+    assert [figure.title.partition(":")[0] for figure in page.figures] == ["CNNs", "Transformers"]

@@ -13,7 +13,7 @@ from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.records import Extent, Machine, Outcome, Setting, Subject, Task, Trial
 from stoker.records.documents import labelled
-from stoker.studies.executors import Finished, OnFinished
+from stoker.studies.executors import Finished, OnFinished, Per
 from stoker.studies.study import Study, study
 
 GRID: dict[str, Any] = {
@@ -61,8 +61,16 @@ class QuickExecutor:
         self._outcomes, self._machine, self._wall_s = outcomes or {}, machine or this_machine(), wall_s
         self._before = before
 
-    def machine(self) -> Machine:
-        return self._machine
+    per: Per | None = None
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        self.begun = list(tasks)
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         with self._guard:
@@ -124,3 +132,30 @@ class QuickExecutor:
 def small_study(folder: Path, **changes: Any) -> Study:
     """The small grid with changes, in a store of this folder."""
     return study({**GRID, **changes}, db=folder / "stoker.db")
+
+
+class QuickCluster(QuickExecutor):
+    """A cluster of so many nodes, all of one kind unless `machines` says otherwise. Each of the first `losses` runs is
+    lost with its node."""
+
+    per: Per | None = "node"
+
+    def __init__(self, nodes: int = 2, *, machines: Sequence[Machine] = (), losses: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.nodes, self.losses = nodes, losses
+        self._machines = tuple(machines) or (self._machine,)
+
+    def machines(self) -> Sequence[Machine]:
+        return self._machines
+
+    def at_once(self, jobs: int) -> int:
+        return self.nodes
+
+    def _finished(self, task: Task) -> Finished:
+        finished = super()._finished(task)
+        machine = self._machines[len(self.ran) % len(self._machines)]
+        figures = {**finished.figures, "node": "a", "per": "node"}
+        if len(self.ran) <= self.losses:
+            lost = {"outcome": "crashed", "problem": "node a was lost while it ran this", "is_lost": True}
+            return msgspec.structs.replace(finished, figures=figures, machine=machine, **lost)
+        return msgspec.structs.replace(finished, figures=figures, machine=machine)

@@ -11,8 +11,8 @@ import pytest
 from stoker.errors import Interrupted, MachineError
 from stoker.records import Task
 from stoker.studies.driver import Driver, Progress
-from stoker.studies.store import Slot, Store, TrialRow
-from tests.studies.quick import QuickExecutor, other_machine, seconds_of, small_study
+from stoker.studies.store import Cluster, Place, Slot, Store, TrialRow
+from tests.studies.quick import QuickCluster, QuickExecutor, other_machine, seconds_of, small_study, this_machine
 
 
 class Clock:
@@ -188,9 +188,9 @@ def test_drivers_that_retry_the_same_do_it_once(tmp_path: Path) -> None:
         with store:
             real = store.wall_seconds
 
-            def wall_seconds(machine: str) -> Any:
+            def wall_seconds(place: Place) -> Any:
                 barrier.wait()  # all have read which attempts there are before the first one retries
-                return real(machine)
+                return real(place)
 
             store.wall_seconds = wall_seconds  # type: ignore[method-assign]
             Driver(store, tasks, executors[number], jobs=3, retry=["oom"]).run()
@@ -224,6 +224,54 @@ def test_a_driver_that_waits_says_for_whom(tmp_path: Path) -> None:
     waiting = [at for at in seen if at.waits_for]
     assert waiting
     assert waiting[0].waits_for[0].owner.is_visible
+
+
+# ---------------------------------------------------------------- clusters
+
+
+def test_a_cluster_runs_as_many_at_once_as_it_has_nodes_and_each_task_once(tmp_path: Path) -> None:
+    barrier = threading.Barrier(4, timeout=20)
+    executor = QuickCluster(4, machines=[this_machine(), other_machine()], before=lambda _: barrier.wait())
+    summary, rows = driven(tmp_path, executor)
+    assert (summary.ran, summary.unfinished, len(rows), executor.most_at_once) == (8, 0, 8, 4)
+    assert len(executor.begun) == 8
+    assert {row.machine for row in rows} == set(summary.machines)
+    assert len(summary.machines) == 2
+
+
+def test_what_any_node_has_run_is_done_for_the_cluster_also_when_the_node_has_left(tmp_path: Path) -> None:
+    driven(tmp_path, QuickCluster(machines=[other_machine()]))
+    assert driven(tmp_path, QuickCluster(machines=[this_machine()]))[0].ran == 0
+    assert driven(tmp_path, QuickExecutor())[0].ran == 8, "for this machine alone nothing of it is done"
+
+
+def test_what_this_machine_has_run_is_done_for_a_cluster_of_its_kind(tmp_path: Path) -> None:
+    driven(tmp_path, QuickExecutor())
+    assert driven(tmp_path, QuickCluster())[0].ran == 0
+    assert driven(tmp_path, QuickCluster(machines=[other_machine()]))[0].ran == 8
+
+
+def test_a_run_that_was_lost_with_its_node_is_recorded_and_run_again_at_most_twice(tmp_path: Path) -> None:
+    summary, rows = driven(tmp_path, QuickCluster(1, losses=1))
+    assert (summary.ran, summary.lost, summary.outcomes, len(rows)) == (8, 1, {"done": 8}, 9)
+    (lost,) = (row for row in rows if row.outcome != "done")
+    assert (lost.attempt, lost.problem) == (0, "node a was lost while it ran this")
+    assert [row.attempt for row in rows if row.key == lost.key] == [0, 1]
+    assert driven(tmp_path, QuickCluster(), retry=["crashed"])[0].ran == 0, "the last attempt counts"
+
+
+def test_a_run_that_takes_every_node_with_it_is_given_up(tmp_path: Path) -> None:
+    summary, rows = driven(tmp_path, QuickCluster(1, losses=3))
+    assert (summary.lost, summary.outcomes, summary.unfinished) == (2, {"crashed": 1, "done": 7}, 0)
+    assert len(rows) == 10
+
+
+def test_a_driver_of_a_cluster_and_one_of_this_machine_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    store, tasks = stored(tmp_path)
+    with store:
+        store.claim([Slot(next(iter(tasks)), 0)], Cluster("node"), jobs=1, retries={})
+        assert Driver(store, tasks, QuickExecutor()).run().ran == 8
+        assert len(store.claims()) == 1
 
 
 # ---------------------------------------------------------------- interrupts and errors

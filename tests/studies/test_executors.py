@@ -12,11 +12,11 @@ from PIL import Image
 from stoker.analysis.machines import label
 from stoker.events import AnyEvent, SubjectKnown
 from stoker.process import child
-from stoker.records import CandidateTrial, Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
+from stoker.records import CandidateTrial, Convergence, Extent, Limit, Setting, Task, Trial, WorkloadSpec, parse
 from stoker.studies import executors
 from stoker.studies.executors import LocalExecutor, execute
 from stoker.studies.fingerprint import fingerprint_of
-from stoker.studies.grid import task_of
+from stoker.studies.grid import grid_from, task_of
 
 WORKLOADS = Path(__file__).parents[1] / "workloads"
 
@@ -50,6 +50,36 @@ def test_a_profile_is_a_trial_with_figures_samples_and_versions() -> None:
     assert finished.wall_s >= trial.total_s
     assert set(finished.versions) == {"stoker", "torch", "python"}
     assert any(isinstance(event, SubjectKnown) for event in events)
+
+
+def converge(spec: str, **more: Any) -> Task:
+    fixed = {"workload": spec, "device": "cpu", "against": 16, "seeds": 1, **more}
+    grid = grid_from({"kind": "converge", "fixed": fixed, "axes": {"batch_size": [4]}})
+    return next(iter(grid.tasks().values())).task
+
+
+def test_a_comparison_of_batch_sizes_has_what_each_learned() -> None:
+    task = converge(f"{WORKLOADS / 'small.py'}:workload", epochs=3)
+    finished = execute(task)
+    assert finished.outcome == "done", finished.problem
+    assert finished.document is not None
+    found = parse(finished.document)
+    assert isinstance(found, Convergence)
+    assert found.task == task
+    assert found.task.key() == task.key(), "as stoker converge notes it"
+    figures = finished.figures
+    assert figures["pairs"] == 1
+    assert figures["validation_loss"] < figures["against_validation_loss"], "four times as many updates"
+    assert figures["metric_scale"] == 100
+    assert figures["loss_difference"] > 0
+    assert figures["loss_margin"] is None
+    assert figures["finding"].startswith("one seed proves nothing")
+
+
+def test_a_workload_without_a_validation_set_is_a_failure() -> None:
+    finished = execute(converge(SMALL, updates=2))
+    assert finished.outcome == "failed"
+    assert "there is no validation set" in str(finished.problem)
 
 
 def test_a_limit_has_its_batch() -> None:
@@ -149,7 +179,7 @@ def test_what_runs_in_another_thread_ends_when_it_is_stopped() -> None:
 
 def test_a_machine_is_known_by_its_processor_and_gpus_and_not_by_its_versions() -> None:
     changed = msgspec.structs.replace
-    machine = LocalExecutor().machine()
+    machine = LocalExecutor().machines()[0]
     same = changed(machine, software=changed(machine.software, torch="99"))
     assert fingerprint_of(same) == fingerprint_of(machine)
     assert fingerprint_of(changed(machine, cpu=changed(machine.cpu, usable=machine.cpu.usable + 1))) != fingerprint_of(

@@ -14,7 +14,18 @@ NAMES = [
     "pinning",
     "search-bottlenecks",
     "short-runs",
+    "thesis-batch",
+    "thesis-convergence",
+    "thesis-dram",
+    "thesis-epochs",
+    "thesis-gpus",
+    "thesis-limit",
+    "thesis-pairs",
+    "thesis-search-time",
+    "thesis-workers",
+    "thesis-workers-batch",
 ]
+THESIS = [name for name in NAMES if name.startswith("thesis-")]
 
 
 def test_the_experiments_of_the_seeds_are_there() -> None:
@@ -26,7 +37,7 @@ def test_the_experiments_of_the_seeds_are_there() -> None:
 def test_every_preset_has_tasks_with_keys_and_says_what_it_is(name: str, scale: str) -> None:
     grid = read_preset(name, scale)
     assert grid.name == (name if scale == "full" else f"{name}-small")
-    assert len(grid.tasks()) == len(grid.cells())
+    assert len(grid.tasks()) == len(grid.cells()) or grid.generator == "search-time"  # which asks two methods
     assert set(grid.about) == set(ABOUT)
     assert all(text.strip() and text.isprintable() for text in (grid.title, *grid.about.values()))
 
@@ -51,6 +62,39 @@ def test_the_model_search_has_its_base_case_and_one_thing_at_a_time_from_there()
     assert {cell["part"] for cell in base} >= {"full", "last:25%", "last:1", "joint:8:last:50%", "joint:2:last:3"}
     assert {cell["classes"] for cell in cells} == {2, 100, 1000}
     assert {cell.get("device") for cell in cells} == {None, "cpu"}
+
+
+def test_the_presets_of_the_thesis_are_those_with_its_figures() -> None:
+    from stoker.analysis import thesis
+
+    assert sorted(thesis.PRESETS) == THESIS
+    for name in THESIS:
+        full, small = read_preset(name), read_preset(name, "small")
+        assert full.fixed["device"] == "cuda", "what needs a GPU fails at once where there is none"
+        assert "GPU" in full.about["devices"]
+        assert "the thesis: " in full.about["devices"]
+        assert "the thesis: " in small.about["devices"]
+        assert small.kind == full.kind
+        assert small.generator == full.generator
+        assert str(small.fixed.get("device", "auto")).startswith(("sleep:", "cpu", "auto"))
+
+
+def test_full_presets_have_the_settings_of_the_thesis() -> None:
+    from stoker.analysis.thesis import published
+
+    pairs = {(cell["num_workers"], cell["batch_size"]) for cell in read_preset("thesis-pairs").cells()}
+    assert {(row["num_workers"], row["batch_size"]) for row in published()["best_batch"]} <= pairs
+    models = {cell["workload"] for cell in read_preset("thesis-limit").cells()}
+    assert {row["model"] for row in published()["limits"]} == models
+    compared = {
+        (cell["workload"], cell["batch_size"], cell["against"]) for cell in read_preset("thesis-convergence").cells()
+    }
+    rows = published()["convergence"]
+    assert compared == {
+        (a["model"], a["batch_size"], b["batch_size"]) for a, b in zip(rows[::2], rows[1::2], strict=True)
+    }
+    estimates = {(cell["workload"], cell["host_memory"]) for cell in read_preset("thesis-workers-batch").cells()}
+    assert {(row["model"], row["memory"]) for row in published()["by_memory"]} <= estimates
 
 
 def test_published_figures_have_the_settings_of_their_preset() -> None:

@@ -14,7 +14,7 @@ from stoker.studies.study import Change, Study, listing, stored_study
 from stoker.studies.study import study as make
 from stoker.studies.tables import TABLES
 from stoker.studies.transfer import import_published
-from tests.studies.quick import GRID, QuickExecutor, other_machine, small_study
+from tests.studies.quick import GRID, QuickCluster, QuickExecutor, other_machine, small_study, this_machine
 
 
 def ran(folder: Path, executor: QuickExecutor | None = None, **changes: Any) -> Study:
@@ -232,6 +232,19 @@ def test_more_repeats_than_the_grid_has_become_the_studys_own(tmp_path: Path) ->
     assert (status.repeats, status.slots, status.machines[0].missing) == (3, 24, 12)
 
 
+def test_nodes_of_a_cluster_are_missing_together_what_none_of_them_has_run(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    with pytest.raises(InputError, match="a cluster runs as many trials at once as it has room for"):
+        study.run(executor=QuickCluster(), jobs=2)
+    study.run(executor=QuickCluster(machines=[this_machine(), other_machine()]), only=["workload=resnet18"])
+    status = study.status()
+    assert [machine.missing for machine in status.machines] == [4, 4]
+    assert status.missing == 4
+    study.run(executor=QuickCluster(machines=[other_machine()]))
+    assert study.status().missing == 0
+    assert set(study.trials()["per"]) == {"node"}
+
+
 def test_trials_that_run_now_are_in_the_status(tmp_path: Path) -> None:
     study = ran(tmp_path)
     (key, task), *_ = study.selected().items()
@@ -279,7 +292,7 @@ def test_every_table_can_be_had_by_its_name_or_says_what_it_lacks(tmp_path: Path
             assert study.table(name).height > 0, name
         except InputError:
             lacking.add(name)
-    assert lacking == {"stages", "utilisation", "accuracy"}
+    assert lacking == {"stages", "utilisation", "accuracy", "breakdown", "convergence", "published"}
     with pytest.raises(InputError, match=r"no such table: 'regrets' \(did you mean regret\?\); choose regret, "):
         study.table("regrets")
 

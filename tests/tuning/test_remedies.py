@@ -195,6 +195,28 @@ def test_no_more_workers_than_cpus_for_items_that_compute() -> None:
     assert not named(advise(trial(batch=4, item_s=0.05, workers=2, batches=40)), "workers")
 
 
+def test_workers_are_charged_with_what_starting_one_took() -> None:
+    """Half a second of work, and a worker that takes a second to start: none pays for so short a run."""
+    short = trial(batch=4, item_s=0.005, step_s=0.01, batches=20)
+    [remedy] = named(advise(short), "workers")
+    assert "what starting them takes was not measured" in remedy.change
+    started = trial(batch=4, item_s=0.005, step_s=0.0, batches=4, workers=1)
+    quick, slow = (replace(started, start_s=seconds) for seconds in (0.01, 1.0))
+    [remedy] = named(advise(replace(short, started=(quick,))), "workers")
+    assert "not measured" not in remedy.change
+    assert not named(advise(replace(short, started=(slow,))), "workers")
+
+
+def test_more_workers_for_a_stream_that_each_would_repeat_are_a_change_of_code() -> None:
+    """As it is, each of them would give all items; a single one repeats nothing."""
+    found = named(advise(trial(batch=4, item_s=0.05, step_s=0.1, batches=40, subject={"repeats": True})), "workers")
+    [several] = [remedy for remedy in found if remedy.kind == "code"]
+    assert "once the stream shares its items out" in several.change
+    [one] = [remedy for remedy in found if remedy.kind == "setting"]
+    assert one.changes == {"num_workers": 1}
+    assert not [each for each in advise(trial(batch=4, item_s=0.05, subject={"stream": True})) if each.kind == "code"]
+
+
 def test_workers_that_wait_for_a_cpu_do_not_seem_to_wait_for_data() -> None:
     """Eight workers on two CPUs use a quarter of their time; the rest they would have computed, too."""
     crowded = trial(batch=4, item_s=0.05, cpu_share=0.25, workers=8, batches=40)

@@ -78,3 +78,20 @@ def test_every_option_of_the_command_is_one_of_the_request() -> None:
     names = {parameter.name for parameter in parameters} - {"workload", "data", "json", "save", "report", "quiet"}
     renamed = {"host_memory": "host_memory_bytes", "budget": "budget_s"}
     assert {renamed.get(name, name) for name in names} == set(TuneRequest.__struct_fields__)
+
+
+def test_ranks_and_gpus_of_a_plan_are_two_questions() -> None:
+    with pytest.raises(InputError, match="--gpus 4 plans for GPUs that need not be here, and --ranks 2 runs ranks"):
+        TuneRequest(gpus=4, ranks=2)
+    with pytest.raises(InputError, match="ranks must be at least 1, got 0"):
+        TuneRequest(ranks=0)
+    with pytest.raises(InputError, match="cannot be split evenly over 3 ranks"):
+        TuneRequest(ranks=3, global_batch=256)
+
+
+def test_an_effective_batch_is_kept_over_ranks() -> None:
+    request = TuneRequest(ranks=2, global_batch=256)
+    assert request.replicas == 2
+    assert {size * request.accumulation(size) * 2 for size in Space(request=request).batch_sizes(512, None)} == {256}
+    with pytest.raises(InputError, match="each rank's share"):
+        TuneRequest(ranks=2, global_batch=256, batch_size=100)

@@ -34,14 +34,20 @@ ODD = Path(__file__).parents[1] / "workloads" / "odd.py"
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return tune(
-        f"{HERE}:planted",
-        items=1200,
-        max_batch=32,
-        device="cpu",
-        budget_s=30,
-        current=Setting(batch_size=8, num_workers=0),
-    )
+    try:
+        return tune(
+            f"{HERE}:planted",
+            items=1200,
+            max_batch=32,
+            device="cpu",
+            budget_s=30,
+            current=Setting(batch_size=8, num_workers=0),
+        )
+    except InputError as error:
+        load = os.getloadavg()[0]
+        if "try again on an idle machine" in str(error) and load > 2 * (os.cpu_count() or 1):
+            pytest.skip(f"the host is busy (load {load:.1f}): {error}")
+        raise
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +57,6 @@ def plan_probes() -> Probes:
 
 def test_a_plan_beats_what_it_found(plan: Plan) -> None:
     assert plan.measured is not None
-    assert plan.gain is not None
-    assert plan.gain > 1.5  # loading is hidden behind the steps
     assert plan.num_workers > 0
     assert plan.predicted is not None
     assert plan.current is not None
@@ -66,6 +70,14 @@ def test_a_plan_beats_what_it_found(plan: Plan) -> None:
     assert [each for each in plan.candidates if each.tied] == (ties if len(ties) > 1 else [])
     is_quickest = plan.measured.total_s <= min(each.seconds for each in scored) * 1.02
     assert is_quickest or any("faster in few runs" in note or "are tied" in note for note in plan.notes)
+
+
+def test_a_plan_is_faster_than_the_current_setting(plan: Plan) -> None:
+    """Loading is hidden behind the steps: 40 ms and 30 ms a batch of 8 follow one another without workers."""
+    assert plan.gain is not None
+    if plan.gain <= 1.5 and any("other processes took the CPUs" in note for note in plan.notes):
+        pytest.skip(f"other processes took the CPUs during the runs; the gain was {plan.gain:.2f}")
+    assert plan.gain > 1.5
 
 
 def same_as_planned(setting: Setting, plan: Plan) -> bool:
@@ -84,6 +96,11 @@ def test_a_plan_makes_its_loader(plan: Plan) -> None:
     sampler = BatchSampler(SequentialSampler(range(9)), 3, drop_last=False)
     assert plan.loader(list(range(9)), batch_sampler=sampler).batch_sampler is sampler
     assert plan.line.startswith("DataLoader(dataset, batch_size=")
+
+
+def test_the_line_to_paste_is_never_broken(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert plan.line in str(plan)
 
 
 def test_the_document_has_what_programs_need(plan: Plan) -> None:
@@ -440,3 +457,25 @@ def test_which_batch_is_kept(options: dict[str, Any], kept: int | None) -> None:
 def test_choices_that_do_not_exist_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TuneRequest(**options)
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def test_ranks_are_tuned_as_they_run() -> None:
+    """Two ranks of a loader that waits: their plan is of one rank, and the effective batch is kept over both."""
+    found = tune(f"{HERE}:planted", ranks=2, items=480, global_batch=32, device="sleep:30ms", mode="train", budget_s=10)
+    assert found.ranks == 2
+    assert found.batch_size * found.accumulate * found.ranks == 32
+    assert found.num_workers > 0, "loading takes longer than the steps"
+    assert {each.setting.ranks for each in found.candidates} == {2}
+    assert found.measured is not None
+    assert found.measured.items <= 240, "of one rank"
+    assert found.verdict is not None
+    assert any("those of one rank: 2 ranks share" in note for note in found.notes)
+
+
+def test_a_workload_that_fails_in_a_rank_cannot_be_tuned() -> None:
+    ranked = HERE.parent / "ranked.py"
+    with pytest.raises(InputError, match="2 ranks ends well: rank 1: FileNotFoundError: no checkpoint here"):
+        tune(f"{ranked}:gone_before_it_begins", ranks=2, device="cpu", batch_size=8, budget_s=4)

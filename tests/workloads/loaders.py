@@ -72,5 +72,9 @@ def look(model: Any, batch: Opaque) -> None:
     model(batch.rows).sum().backward()
 
 
+def opaque_without_a_step() -> stoker.Workload:
+    return stoker.Workload(model=net, dataset=ROWS, collate_fn=opaque)
+
+
 def opaque_batches() -> stoker.Workload:
     return stoker.Workload(model=net, dataset=ROWS, collate_fn=opaque, step=look)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, get_worker_info
 
 import stoker
 
@@ -47,6 +47,13 @@ class BreaksLate(Few):
         return super().__getitem__(index)
 
 
+class DiesInAWorker(Few):
+    def __getitem__(self, index: int) -> Any:
+        if get_worker_info() is not None:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
 class NoItems(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -58,6 +65,10 @@ def workload_of(dataset: Dataset[Any]) -> stoker.Workload:
 
 def three_items() -> stoker.Workload:
     return workload_of(Few(3))
+
+
+def dies_in_a_worker() -> stoker.Workload:
+    return workload_of(DiesInAWorker(100))
 
 
 def uneven() -> stoker.Workload:

@@ -1,5 +1,6 @@
 """Workloads that cost what they say, or break in ways that people's do. Each keeps no more state than it must."""
 
+import functools
 import os
 import signal
 import threading
@@ -16,21 +17,25 @@ import stoker
 READ_S, TRANSFORM_S, STEP_S = 0.004, 0.006, 0.030
 
 
-def spend(seconds: float) -> None:
-    """Sleep, then spin over the last stretch: what was planted is what was spent, however coarse the timer is."""
-    end = time.perf_counter() + seconds
+def spend(seconds: float) -> float:
+    """Sleep, then spin over the last stretch: what was planted is what was spent, however coarse the timer is. Returns
+    what passed by the clock: on a busy machine a sleeper wakes up late."""
+    began = time.perf_counter()
     time.sleep(max(0.0, seconds - 0.0005))
-    while time.perf_counter() < end:
+    while time.perf_counter() < began + seconds:
         pass
+    return time.perf_counter() - began
 
 
 class Slowly:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        spend(TRANSFORM_S)
+        x[1] = spend(TRANSFORM_S)
         return x
 
 
 class Planted(Dataset[Any]):
+    """An item says what reading and transforming it took."""
+
     def __init__(self) -> None:
         self.transform = Slowly()
 
@@ -38,17 +43,23 @@ class Planted(Dataset[Any]):
         return 100_000
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        item = torch.zeros(8, dtype=torch.float64)
         with stoker.stage("read"):
-            spend(READ_S)
-        return self.transform(torch.zeros(8))
+            item[0] = spend(READ_S)
+        return self.transform(item)
 
 
-def planted_step(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    spend(STEP_S)
+def planted_step(model: torch.nn.Module, batch: torch.Tensor, log: Path | None = None) -> None:
+    """The step; a line in `log` says what the batch's items, and the step, took by their own clocks."""
+    took_s = (*batch.sum(0)[:2].tolist(), spend(STEP_S))
+    if log is not None:
+        with log.open("a") as file:
+            print(*took_s, file=file)
 
 
-def planted() -> stoker.Workload:
-    return stoker.Workload(model=torch.nn.Identity(), dataset=Planted, step=planted_step)
+def planted(log: Path | None = None) -> stoker.Workload:
+    step = functools.partial(planted_step, log=log)
+    return stoker.Workload(model=torch.nn.Identity(), dataset=Planted, step=step)
 
 
 class Numbers(Dataset[Any]):

@@ -14,6 +14,9 @@ from stoker.analysis.student import Estimate, estimate
 from stoker.records import Checkpoint, Convergence, Record, TrainingRun
 from stoker.units import format_count
 
+_WIDE = 100
+"""An interval of a ratio that is wider than this factor says nothing: its ends are left out."""
+
 
 class Ratio(Record, frozen=True):
     """The geometric mean of ratios, and the interval of the true one. No interval for a single value."""
@@ -199,7 +202,8 @@ def _learning(found: Convergence, seen: Difference) -> list[str]:
         told.append(_verdict(found, seen.pairs, seen.loss, "", is_loss=True))
     idle = [f"batch {size:,}" for size, learned in seen.learned.items() if not learned]
     if idle:
-        told.append(f"{' and '.join(idle)} cannot be seen to end better than it began: train longer")
+        began = "it began" if len(idle) == 1 else "they began"
+        told.append(f"{' and '.join(idle)} cannot be seen to end better than {began}: train longer")
     return told
 
 
@@ -234,6 +238,9 @@ def _times_told(found: Convergence, seen: Difference) -> list[str]:
     if seen.same_loss.low is None or seen.same_loss.high is None:
         return [f"in this seed {name} reaches the same loss in {share} of the time"]
     span = f"{number(seen.same_loss.low)} to {number(seen.same_loss.high)}"
+    if seen.same_loss.is_one and seen.same_loss.high > _WIDE * seen.same_loss.low:
+        seeds = format_count(seen.pairs, "seed")
+        return [f"the time to the same loss differs too much between {seeds} to be compared: here {share} of the time"]
     if seen.same_loss.is_one:
         return [f"no difference can be seen in the time to the same loss: {share} of the time, {span}"]
     return [f"{name} reaches the same loss in {share} of the time ({span})"]

@@ -73,6 +73,7 @@ LOOP_STAGES: tuple[str, ...] = (
     "copy",
     "forward",
     "backward",
+    "exchange",
     "update",
     "step",
     "score",
@@ -87,6 +88,8 @@ COMPUTE_STAGES: tuple[str, ...] = ("forward", "backward", "update", "step")
 NOT_STAGES = (
     *("total_s", "reference_s", "timeout_s", "budget_s", "interference_s", "wall_s", "tuning_s"),
     *("weights_read_s", "divide_s", "stored_input_s", "candidate_s"),
+    *("epoch_s", "first_epoch_s", "later_epoch_s", "shortest_epoch_s", "longest_epoch_s"),
+    *("train_s", "against_train_s"),
 )
 """Columns of a study's frame that end like a stage's and are none: of the whole child process, of a tune, of what comes
 before the stages of a candidate, …."""
@@ -293,6 +296,16 @@ def comparable(frame: pl.DataFrame, *, by: Sequence[str] = ()) -> tuple[pl.DataF
     if not trials.select((sizes.max().over(part) > sizes.min().over(part)).any()).item():
         return trials, False
     return trials.with_columns(pl.col("seconds") / pl.col("run_items")), True
+
+
+def of_one_kind(frame: pl.DataFrame) -> pl.DataFrame:
+    """The trials of one kind: of a study whose later runs follow from plans or limits, those runs. Columns that only
+    the others have go."""
+    if "kind" not in frame.columns or frame["kind"].n_unique() < 2:
+        return frame
+    found = frame.filter(pl.col("kind") == "profile")
+    kept = [name for name in found.columns if found[name].null_count() < found.height or name == "seconds"]
+    return found.select(kept)
 
 
 def cells(frame: pl.DataFrame, *, by: Sequence[str] = (), measures: Sequence[str] = ()) -> Cells:

@@ -37,11 +37,11 @@ def delayed(trial: Trial) -> bool:
 
 def own_threads(trial: Trial) -> int:
     """How many threads of the run compute at once: torch's in the loop's process if the step is on the CPU or items are
-    loaded there, and those of the workers."""
+    loaded there, and those of the workers. Of several ranks, all."""
     setting = trial.setting
     on_cpu = trial.workload.device == "cpu" or not setting.num_workers
     loop = (trial.threads or 1) if on_cpu else 1
-    return loop + setting.num_workers * (setting.worker_threads or 1)
+    return len(trial.rank_logs or (trial,)) * (loop + setting.num_workers * (setting.worker_threads or 1))
 
 
 def disturbance_note(trial: Trial) -> str | None:
@@ -98,6 +98,7 @@ def _free_cpus(trial: Trial) -> float:
 def _threads_in_words(trial: Trial) -> str:
     setting = trial.setting
     each = f" of {setting.worker_threads} threads" if (setting.worker_threads or 1) > 1 else ""
-    loop = own_threads(trial) - setting.num_workers * (setting.worker_threads or 1)
+    ranks = len(trial.rank_logs or (trial,))
+    loop = own_threads(trial) // ranks - setting.num_workers * (setting.worker_threads or 1)
     workers = f", {format_workers(setting.num_workers)}{each}" if setting.num_workers else ""
-    return f"{loop} in the loop's process{workers}"
+    return f"{loop} in the loop's process{workers}" + (f", in each of {ranks} ranks" if ranks > 1 else "")

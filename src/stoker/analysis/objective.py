@@ -18,13 +18,14 @@ def prediction_s(objective: Objective, found: Prediction) -> float:
 
 
 def trial_s(objective: Objective, trial: Trial) -> float:
-    """Seconds of the objective, from a run that may have been shorter: the rest at its steady rate."""
-    each_s = steady_item_s(trial)
+    """Seconds of the objective, from a run that may have been shorter: the rest at its steady rate. With several ranks,
+    the objective is one rank's share."""
+    each_s, items = steady_item_s(trial), own_items(trial)
     if objective.kind == "throughput":
         return objective.items * objective.epochs * each_s
-    epoch_s = trial.total_s + (objective.items - trial.items) * each_s
+    epoch_s = trial.total_s + (objective.items - items) * each_s
     # One batch may hold more items than the objective asks for.
-    epoch_s = max(epoch_s, trial.total_s * min(1.0, objective.items / trial.items))
+    epoch_s = max(epoch_s, trial.total_s * min(1.0, objective.items / items))
     if not trial.setting.persistent_workers:
         return objective.epochs * epoch_s
     return epoch_s + (objective.epochs - 1) * objective.items * each_s
@@ -42,12 +43,17 @@ def measured(trials: Sequence[Trial], objective: Objective) -> Measured | None:
     return Measured(
         samples_s=tuple(trial_s(objective, trial) for trial in done),
         run_s=tuple(trial.total_s for trial in done),
-        items=done[0].items,
+        items=own_items(done[0]),
         first_batch_s=median(trial.timeline.got_s[0] for trial in done),
         steady_items_per_s=1 / median(steady_item_s(trial) for trial in done),
         disturbed=disturbed_only,
         rounds=tuple(number for number, _ in numbered),
     )
+
+
+def own_items(trial: Trial) -> int:
+    """The items of one loop: of a run of several ranks, those of the one whose stages stand for the run."""
+    return sum(trial.timeline.items) if trial.rank_logs else trial.items
 
 
 def _steady_batches(trial: Trial) -> tuple[int, int]:
@@ -66,7 +72,8 @@ def _steady_batches(trial: Trial) -> tuple[int, int]:
 
 
 def steady_item_s(trial: Trial) -> float:
-    """Seconds an item, once the first batches of all workers are through; over the whole run where it is too short.
+    """Seconds of a loop for an item, once the first batches of all workers are through; over the whole run where it is
+    too short.
 
     By the stages, which share the wall clock: the moments at which the loop went on are those of the host, and a GPU
     may be far behind it. Beside the last batches, which were loaded ahead, nothing is loaded any more: a step on the
@@ -78,5 +85,5 @@ def steady_item_s(trial: Trial) -> float:
         return max(1e-9, sum(sum(stage.samples_s[begin:end]) for stage in loop) / sum(trial.timeline.items[begin:end]))
     span = steady(trial)
     if span is not None and span.items and span.seconds > 0:
-        return span.seconds / span.items
-    return max(1e-9, trial.total_s / max(1, trial.items))
+        return len(trial.rank_logs or (trial,)) * span.seconds / span.items
+    return max(1e-9, trial.total_s / max(1, own_items(trial)))

@@ -12,10 +12,11 @@ import polars as pl
 from stoker.analysis import regret as regrets
 from stoker.analysis.accuracy import prediction_errors
 from stoker.analysis.effects import effects
-from stoker.analysis.frames import MISSING, cells, normalised, outcomes, stage_columns
+from stoker.analysis.frames import MISSING, cells, comparable, normalised, outcomes, stage_columns
 from stoker.analysis.regret import with_regret
 from stoker.analysis.series import Rows, setting_text
-from stoker.analysis.times import first_batches, item_times, stage_shares
+from stoker.analysis.times import first_batches, item_times, stage_shares, utilisation
+from stoker.errors import InputError
 
 _ALWAYS = ("batch_size", "num_workers")
 AXES = {"num_workers": "workers", "prefetch_factor": "prefetch", "workload": "workload"}
@@ -27,13 +28,15 @@ _TRANSFORMERS = ("vit", "swin", "maxvit", "deit", "beit", "bert", "gpt", "robert
 class Overview:
     """A study's table, computed once: its cells with regrets, and the rows of each chart.
 
+    `by_item` says that `seconds` of cells are seconds an item, because runs of a workload differ in their items.
     Raises InputError for a frame that cannot be analysed.
     """
 
     def __init__(self, frame: pl.DataFrame, *, machines: Mapping[str, str] | None = None) -> None:
         self.frame = normalised(frame)
-        self._labels = machines or {}
-        table = cells(self.frame, measures=_measures(self.frame))
+        self._labels = {**_labels(self.frame), **(machines or {})}
+        self._compared, self.by_item = comparable(self.frame)
+        table = cells(self._compared, measures=_measures(self.frame))
         self.roles = table.roles
         rows = with_regret(table)
         self._varying = [name for name in self.roles.split if rows[name].n_unique() > 1]
@@ -46,6 +49,10 @@ class Overview:
     def part_title(self) -> str:
         """The axes that make the parts."""
         return ", ".join(name.replace("_", " ") for name in self._varying)
+
+    def machine(self, fingerprint: str) -> str:
+        """What a machine is called."""
+        return self._labels.get(fingerprint, fingerprint)
 
     @property
     def done(self) -> int:
@@ -66,7 +73,7 @@ class Overview:
 
     def _value(self, name: str, value: Any) -> str:
         if name == "machine":
-            return self._labels.get(value, str(value))
+            return self.machine(str(value))
         return str(value) if isinstance(value, str) else f"{name.replace('_', ' ')} {value}"
 
     # ------------------------------------------------------------ which setting
@@ -101,15 +108,15 @@ class Overview:
 
     def regret_rows(self, part: str | None = None) -> Rows:
         """Average and worst regret of each setting, the best first: part, setting, regret_mean, regret_worst, …"""
-        return self._with_setting(regrets.regret(self.frame), part)
+        return self._with_setting(regrets.regret(self._compared), part)
 
     def top_rows(self, part: str | None = None, *, n: int = 3) -> Rows:
         """How many workloads have each setting among their `n` fastest: part, setting, count."""
-        return self._with_setting(regrets.top_counts(self.frame, n), part)
+        return self._with_setting(regrets.top_counts(self._compared, n), part)
 
     def one_rows(self) -> Rows:
         """One setting for all workloads of each part: part, setting, regret_mean, regret_worst, worst_model, …"""
-        return self._with_setting(regrets.one_for_all(self.frame), None)
+        return self._with_setting(regrets.one_for_all(self._compared), None)
 
     def _with_setting(self, frame: pl.DataFrame, part: str | None) -> Rows:
         if not frame.height or not self.roles.setting:
@@ -123,7 +130,7 @@ class Overview:
 
     def effect_rows(self) -> Rows:
         """What each value of each axis does to the time, all else equal: axis, value, reference, ratio, …, pairs."""
-        frame = effects(self.frame)
+        frame = effects(self._compared)
         rows = [row for row in self._named(frame).to_dicts() if row["ratio"] is not None]
         names = ("part", "axis", "value", "reference", "ratio", "ratio_low", "ratio_high", "fastest", "pairs")
         found: Rows = []
@@ -179,8 +186,13 @@ class Overview:
         return grouped.filter(pl.col("seconds") > 0).to_dicts()
 
     def item_rows(self) -> Rows:
-        """Seconds an item over batch size, the least of the other axes: part, workload, family, batch_size, item_s."""
+        """Seconds an item over batch size, the least of the other axes: part, workload, family, batch_size, item_s.
+
+        They are of the whole run, or, where `warmed_up`, after the warm-up.
+        """
         times = self._item_seconds()
+        if times is not None and self.warmed_up:
+            times = times.with_columns(pl.col("steady_item_s").alias("item_s"))
         if times is None or not {"batch_size", "item_s"} <= set(times.columns):
             return []
         by = ["part", "workload", "batch_size"]
@@ -191,13 +203,22 @@ class Overview:
         rows = least.sort(by).to_dicts()
         return [{**row, "family": families.get(row["workload"], family_of(row["workload"]))} for row in rows]
 
+    @property
+    def warmed_up(self) -> bool:
+        """Whether runs have batches that warm up and times after these, or no other times."""
+        columns = self.frame.columns
+        if "steady_item_s" not in columns or not self.frame["steady_item_s"].count():
+            return False
+        warmup = self.frame["warmup"] if "warmup" in columns else pl.Series([0])
+        return not self.done or (warmup.dtype.is_numeric() and bool((warmup > 0).any()))
+
     def _item_seconds(self) -> pl.DataFrame | None:
         """Cells with `item_s`: the run's time over its items."""
         for items in ("items", "run_items"):
             if items in self.frame.columns and self.frame[items].null_count() < self.frame.height:
                 frame = self.frame if items == "items" else self._with_run_items()
                 return self._named(item_times(frame))
-        return None
+        return self._named(item_times(self.frame)) if "steady_item_s" in self.frame.columns else None
 
     def _with_run_items(self) -> pl.DataFrame:
         """Every trial's own count of items beside its key: a grid that counts batches has none of its own."""
@@ -223,10 +244,10 @@ class Overview:
 
     def gauge_rows(self) -> Rows:
         """Gauges over batch size and workers, medians over workloads: gauge, batch_size, num_workers, value."""
-        rows: Rows = []
         axes = [name for name in _ALWAYS if name in self.cells.columns]
         if len(axes) < 2:
             return []
+        rows = self._utilisation(axes)
         for name, title in _GAUGES.items():
             if name in self.cells.columns and self.cells[name].count():
                 value = (
@@ -236,6 +257,15 @@ class Overview:
                 )
                 rows += [{"gauge": title, **row} for row in value.sort(axes).to_dicts()]
         return rows
+
+    def _utilisation(self, axes: Sequence[str]) -> Rows:
+        """The share of the run in which the device computes."""
+        try:
+            found = utilisation(self.frame).filter(pl.col("utilisation").is_not_null())
+        except InputError:
+            return []
+        value = found.group_by(axes).agg(pl.col("utilisation").median().alias("value")).sort(axes)
+        return [{"gauge": COMPUTING, **row} for row in value.to_dicts()]
 
     # ------------------------------------------------------------ predictions, limits, comparisons
 
@@ -275,13 +305,16 @@ def compared_rows(ours: pl.DataFrame, theirs: pl.DataFrame) -> Rows:
     `unit` is `run` where both have the same number of items: seconds of the whole run. Else it is `item`: seconds an
     item. Where one of them has no times of whole runs, both count by their time an item after the warm-up (`steady`).
     Studies of the largest batch are compared by that (`batch`). Machines and other splitting axes are not
-    compared, because they are what differs: a study with several values of those counts by its best.
+    compared, because they are what differs: a study with several values of those counts by its best. Runs of a number
+    of `batches` are compared with runs of as many where both studies have such runs.
     """
     steady = not (_has_runs(ours) and _has_runs(theirs))
-    left, right = _comparable(ours, steady=steady), _comparable(theirs, steady=steady)
+    by_batches = all("batches" in frame.columns and frame["batches"].count() for frame in (ours, theirs))
+    names = ("workload", "data", "mode", *(["batches"] if by_batches else []), *_ALWAYS)
+    left, right = (_comparable(frame, names, steady=steady) for frame in (ours, theirs))
     if ("largest" in left.columns) != ("largest" in right.columns):
         return []
-    on = [name for name in ("workload", "data", "mode", *_ALWAYS) if name in left.columns and name in right.columns]
+    on = [name for name in names if name in left.columns and name in right.columns]
     joined = left.join(right, on=on, suffix="_theirs", how="inner", nulls_equal=True)
     rows: Rows = []
     for row in joined.sort(on).to_dicts():
@@ -308,7 +341,7 @@ def _has_runs(frame: pl.DataFrame) -> bool:
     return "seconds" in frame.columns and frame["seconds"].count() > 0
 
 
-def _comparable(frame: pl.DataFrame, *, steady: bool) -> pl.DataFrame:
+def _comparable(frame: pl.DataFrame, known: Sequence[str], *, steady: bool) -> pl.DataFrame:
     if "max_batch" in frame.columns and frame["max_batch"].count():
         limits = regrets.batch_limits(frame).filter(pl.col("largest").is_not_null())
         names = [name for name in ("workload", "data", "mode") if name in limits.columns]
@@ -320,9 +353,9 @@ def _comparable(frame: pl.DataFrame, *, steady: bool) -> pl.DataFrame:
         frame = frame.drop(name for name in ("run_items", "items") if name in frame.columns)
     table = cells(frame, measures=[name for name in ("run_items",) if name in frame.columns])
     rows = table.rows.filter(pl.col("seconds").is_not_null())
-    if "items" not in rows.columns and "run_items" in rows.columns:
-        rows = rows.rename({"run_items": "items"})
-    known = ("workload", "data", "mode", *_ALWAYS)
+    counts = [name for name in ("items", "run_items") if name in rows.columns]
+    if counts:
+        rows = rows.with_columns(pl.coalesce(counts).alias("items"))
     present = [name for name in known if name in rows.columns and rows[name].count()]
     columns = [*present, "seconds", *(["items"] if "items" in rows.columns else [])]
     return rows.select(columns).sort("seconds").group_by(present, maintain_order=True).first()
@@ -350,15 +383,25 @@ def sample_keys(frame: pl.DataFrame, *, most: int = 6) -> list[str]:
 
 
 def family_of(workload: str) -> str:
-    """`transformer` or `CNN`, by the name of a model."""
+    """`transformer` or `CNN`, by the name of a model; `device` for a device that sleeps."""
     name = workload.rpartition("/")[2].lower()
+    if "sleep:" in workload:
+        return "device"
     return "transformer" if name.startswith(_TRANSFORMERS) or "former" in name else "CNN"
+
+
+def _labels(frame: pl.DataFrame) -> dict[str, str]:
+    """Names of machines by fingerprint, where the frame brings them, as an exported table does."""
+    if not {"machine", "machine_label"} <= set(frame.columns):
+        return {}
+    return dict(frame.select("machine", pl.col("machine_label").cast(pl.String)).drop_nulls().unique().iter_rows())
 
 
 def _measures(frame: pl.DataFrame) -> Sequence[str]:
     return [name for name in _GAUGES if name in frame.columns and frame.schema[name].is_numeric()]
 
 
+COMPUTING = "device computing, of the run (share)"
 _GAUGES = {
     "gpu_utilisation_mean": "GPU utilisation, mean (share)",
     "gpu_memory_bytes_max": "GPU memory, maximum (bytes)",
@@ -370,7 +413,7 @@ _GAUGES = {
 
 
 def _others(row: Mapping[str, Any], names: Sequence[str]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {_plain(row[name])}" for name in names if row[name] is not None)
+    return ", ".join(f"{name.replace('_', ' ')} {_plain(row[name])}" for name in names if row.get(name) is not None)
 
 
 def _setting(row: Mapping[str, Any], names: Sequence[str]) -> str:

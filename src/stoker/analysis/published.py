@@ -5,6 +5,7 @@ once. Models and data have the names that Stoker gives them: `imagenette` is `jp
 `eff_net_v2_s` is `efficientnet_v2_s`.
 """
 
+from collections.abc import Callable
 from importlib.resources import files
 
 import polars as pl
@@ -101,6 +102,17 @@ def max_batches() -> pl.DataFrame:
     Four were not: the authors' loop removes entries from the list that it runs over.
     """
     return _trials("max-batch", mode=pl.lit("infer"))
+
+
+BY_PRESET: dict[str, Callable[[], pl.DataFrame]] = {
+    "batch-and-workers": grid,
+    "batch-impact": batch_impact,
+    "data-loading": loader_runs,
+    "inference-times": inference_trials,
+    "max-batch": max_batches,
+    "search-bottlenecks": stage_trials,
+}
+"""The figures of presets whose runs the authors published as trials."""
 
 
 def table(name: str) -> pl.DataFrame:

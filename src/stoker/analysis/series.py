@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stoker.analysis.ranks import figures
 from stoker.analysis.spans import whole
 from stoker.records import Attempt, Limit, Plan, Prediction, Probes, Record, Trial
 
@@ -65,6 +66,21 @@ def stage_rows(trial: Trial) -> Rows:
         for name, stage in trial.stages.items()
         if "." not in name and stage.total_s > 0
     ]
+
+
+def rank_rows(trial: Trial) -> Rows:
+    """What each rank does in a step, once steady: rank, stage, seconds, share. The time in an exchange is divided into
+    waiting for slower ranks (`idle`) and the exchange itself."""
+    rows: Rows = []
+    for each in figures(trial):
+        spent = {**each.stages_s, "idle": each.idle_s, "exchange": each.exchange_s}
+        period_s = max(each.period_s, 1e-12)
+        rows += [
+            {"rank": f"rank {each.rank}", "stage": name, "seconds": seconds, "share": seconds / period_s}
+            for name, seconds in spent.items()
+            if seconds > 0
+        ]
+    return rows
 
 
 def transform_rows(trial: Trial) -> Rows:

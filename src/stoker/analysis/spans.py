@@ -77,8 +77,15 @@ def steady(trial: Trial) -> Span | None:
             continue
         sums = loop_s if stage.clock == "loop" else worker_s
         sums[name] = sum(stage.samples_s[index] for index in kept if index < len(stage.samples_s))
-    items = sum(trial.timeline.items[index] for index in kept)
+    lines = [log.timeline.items for log in trial.rank_logs] or [trial.timeline.items]
+    items = sum(line[index] for line in lines for index in kept if index < len(line))
     return Span(batches=len(kept), items=items, loop_s=loop_s, worker_s=worker_s)
+
+
+def wait_s(trial: Trial) -> float:
+    """Seconds that the loop waited for a batch, once steady; of a run that is too short, over all of it."""
+    span = steady(trial) or whole(trial)
+    return span.loop_s.get("wait", 0.0) / max(1, span.batches)
 
 
 LOOP_CORES = "loop_cores"

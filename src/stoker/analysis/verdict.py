@@ -7,6 +7,7 @@ loop regularly waits. Without workers the two add up, and the larger one is name
 from math import sqrt
 from statistics import stdev
 
+from stoker.analysis import ranks
 from stoker.analysis.interference import disturbance_note, thread_hint
 from stoker.analysis.spans import COMPUTE, Span, steady, steady_batches, whole
 from stoker.records import Record, Trial, Verdict
@@ -24,6 +25,12 @@ _DOING = {
     "backward": "the backward pass",
     "update": "the optimizer's update",
     "step": "the workload's own step",
+}
+
+_BESIDE = {
+    "copy": "copying to the device",
+    "exchange": "exchanging gradients with the other ranks",
+    "other": "the loop itself, between batches,",
 }
 
 
@@ -55,11 +62,15 @@ def verdict(trial: Trial) -> Verdict | None:
     if trial.outcome != "done" or not trial.items:
         return None
     run, span = whole(trial), steady(trial)
+    found = ranks.figures(trial)
+    pace = ranks.sets_pace(found)
     starting = run.share("start") + (trial.first_batch_s or 0.0) / run.seconds
     if starting > RULES.start_share or span is None:
         bottleneck, share, sentence = _start(trial, run, starting)
     else:
-        bottleneck, share, sentence = _steady(trial, span)
+        bottleneck, share, sentence = _steady(trial, span, None if pace is None else ranks.excess(found, pace)[0])
+    if pace is not None and bottleneck != "start":
+        sentence = f"{_pace_in_words(found, pace)}; {sentence}"
     doubt = disturbance_note(trial)
     return Verdict(
         bottleneck=bottleneck,
@@ -68,11 +79,23 @@ def verdict(trial: Trial) -> Verdict | None:
         uncertain=doubt is not None,
         doubt=doubt or "",
         findings=tuple(_findings(trial, span, bottleneck)),
+        rank=None if pace is None else pace.rank,
     )
 
 
 Judged = tuple[str, float, str]
 """A stage, its share, and a sentence."""
+
+
+def _pace_in_words(found: list[ranks.RankFigures], pace: ranks.RankFigures) -> str:
+    """Which rank the others wait for, how long, and in which stage it differs from them."""
+    stage, more_s = ranks.excess(found, pace)
+    doing = {"wait": "waiting for its loader", "copy": "copying to its device"}.get(stage, _DOING.get(stage, stage))
+    return (
+        f"rank {pace.rank} sets the pace of {len(found)}: in a step of {format_seconds(pace.period_s)} the others wait "
+        f"{format_seconds(pace.held_s)} for it ({pace.held_s / pace.period_s:.0%}), and {doing} takes it "
+        f"{format_seconds(more_s)} longer than them"
+    )
 
 
 def _findings(trial: Trial, span: Span | None, bottleneck: str) -> list[str]:
@@ -90,6 +113,8 @@ def _hints(trial: Trial, span: Span | None, bottleneck: str) -> list[str]:
     found = []
     if bottleneck == "start" and setting.num_workers and method in ("spawn", "forkserver"):
         found.append(f"each worker was started by {method} and imports everything anew; fork does not")
+    if bottleneck == "exchange" and setting.accumulate == 1:
+        found.append("gradients are exchanged once for each update: try --accumulate, or a larger batch")
     if bottleneck == "pin":
         found.append("try pin_memory=False: copying batches into pinned memory holds the loop up")
     if span is not None and on_gpu and not setting.pin_memory and span.share("copy") > RULES.costly_copy:
@@ -112,23 +137,26 @@ def _start(trial: Trial, run: Span, share: float) -> Judged:
     return "start", min(1.0, share), sentence
 
 
-def _steady(trial: Trial, span: Span) -> Judged:
+def _steady(trial: Trial, span: Span, slow: str | None) -> Judged:
+    """The stage that sets the pace. Of one rank that others wait for, it is the one that makes it `slow`."""
     shares = {
         "wait": span.share("wait"),
         "copy": span.share("copy"),
         "compute": span.compute_s / span.seconds,
+        "exchange": span.share("exchange"),
         "other": span.share("other"),
     }
     worst = max(shares, key=lambda name: shares[name])
     if trial.setting.num_workers:
         del shares["wait"]
         worst = "wait" if loader_sets_pace(trial, span) else max(shares, key=lambda name: shares[name])
+    if slow is not None:
+        worst = "compute" if slow in COMPUTE else slow
     if worst == "wait":
         return _loading(trial, span)
     if worst == "compute":
         return _computing(span)
-    words = "copying to the device" if worst == "copy" else "the loop itself, between batches,"
-    return worst, shares[worst], f"{words} takes {shares[worst]:.0%} of the time"
+    return worst, shares[worst], f"{_BESIDE[worst]} takes {shares[worst]:.0%} of the time"
 
 
 # ---------------------------------------------------------------- the pace

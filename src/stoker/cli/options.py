@@ -1,13 +1,17 @@
 """Shared by the commands: the app, common options, and the output of an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 import typer
 
 from stoker.errors import InputError
 from stoker.records.task import StartMethod
+
+if TYPE_CHECKING:
+    from stoker.studies.ray import RayExecutor
 
 app = typer.Typer(
     help="Finds what starves a deep-learning pipeline, and feeds it.",
@@ -46,12 +50,29 @@ StartMethodsOption = Annotated[
 ThreadCountsOption = Annotated[
     str | None, typer.Option("--worker-threads", help="Threads in each worker: 1,2.", show_default=False)
 ]
+RanksOption = Annotated[
+    int, typer.Option("--ranks", help="Processes that train together, each with its own loader.", min=1)
+]
+ParallelOption = Annotated[
+    Literal["ddp", "dp"],
+    typer.Option("--parallel", help="ddp: a process for each rank; dp: DataParallel, one loader for all GPUs."),
+]
 WeightsOption = Annotated[Path | None, typer.Option(help="Safetensors or a state dict to load.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 ReportOption = Annotated[
     Path | None, typer.Option("--report", help="Write charts to this HTML file.", show_default=False)
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+RayOption = Annotated[bool, typer.Option("--ray", help="Run on the nodes of a Ray cluster.")]
+RayAddressOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", help="The cluster, 10.0.0.1:6379 or auto.", show_default="RAY_ADDRESS, or a local one"
+    ),
+]
+PerOption = Annotated[
+    Literal["node", "gpu"] | None, typer.Option("--per", help="What a run takes of the cluster.", show_default="node")
+]
 SaveOption = Annotated[Path | None, typer.Option(help="Also write the JSON document to this file.", show_default=False)]
 
 
@@ -82,6 +103,26 @@ def writable(save: Path | None, option: str = "--save") -> None:
         from stoker.atomic import check_target
 
         check_target(save)
+
+
+@contextmanager
+def ray_executor(
+    ray: bool, address: str | None, per: Literal["node", "gpu"] | None, *, quiet: bool
+) -> Iterator["RayExecutor | None"]:
+    """The executor that these options ask for, connected and in the end closed; None where they ask for none."""
+    if not ray and address is None:
+        if per is not None:
+            raise InputError("--per goes with --ray: it says what a run takes of the cluster")
+        yield None
+        return
+    from stoker.studies.ray import RayExecutor
+
+    def note(sentence: str) -> None:
+        if not quiet:
+            typer.echo(sentence, err=True)
+
+    with RayExecutor(address, per=per or "node", on_note=note) as executor:
+        yield executor
 
 
 def report_to(path: Path | None, page: Callable[[], Any]) -> None:

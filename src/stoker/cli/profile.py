@@ -11,8 +11,10 @@ from stoker.cli.options import (
     ItemsOption,
     JsonOption,
     ModeOption,
+    ParallelOption,
     PrecisionOption,
     QuietOption,
+    RanksOption,
     ReportOption,
     SaveOption,
     StartMethodOption,
@@ -66,6 +68,8 @@ def profile(
     channels_last: Annotated[bool, typer.Option("--channels-last")] = False,
     compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
     cudnn_benchmark: Annotated[bool, typer.Option("--cudnn-benchmark")] = False,
+    ranks: RanksOption = 1,
+    parallel: ParallelOption = "ddp",
     weights: WeightsOption = None,
     validate: Annotated[bool, typer.Option("--validate", help="Score the validation set each epoch.")] = False,
     cold: Annotated[bool, typer.Option("--cold", help="Evict the data from the page cache first.")] = False,
@@ -112,6 +116,8 @@ def profile(
         channels_last=channels_last,
         compile=compile,
         cudnn_benchmark=cudnn_benchmark,
+        ranks=ranks,
+        parallel=parallel,
     )
     extent = Extent(
         batches=batches if batches is not None else (None if epochs else 50),
@@ -125,6 +131,8 @@ def profile(
     timeout_s = parse_seconds(timeout) if timeout else None
     if stalls and (verify or second_size):
         raise InputError("--stalls compares three runs of one setting: leave out --verify and --second-size")
+    if validate and setting.processes > 1:
+        raise InputError("ranks do not score a validation set: leave out --validate")
     if second_size == setting.batch_size:
         raise InputError(f"--second-size must be another size than the batch size of {second_size}")
     writable(save)

@@ -41,7 +41,7 @@ def _first_word(command: Any, ctx: Any, args: list[str]) -> int:
 def run(
     command: Annotated[
         list[str],
-        typer.Argument(metavar="COMMAND...", help="train.py ARGS, -m package ARGS, torchrun ARGS, any program."),
+        typer.Argument(metavar="COMMAND", help="train.py ARGS, -m package ARGS, torchrun ARGS, any program."),
     ],
     batches: Annotated[int, typer.Option(help="Observe this many batches of the training loader.", min=1)] = 200,
     stop: Annotated[bool, typer.Option("--stop", help="End the script there, with status 0.")] = False,
@@ -61,7 +61,6 @@ def run(
     from stoker.integrations.launch import overrides_from
     from stoker.integrations.script import ScriptRequest, run_script
     from stoker.records import ScriptAnswer
-    from stoker.report import console, documents
 
     request = ScriptRequest(
         command=tuple(command),
@@ -80,6 +79,8 @@ def run(
     def save_answer(answer: ScriptAnswer) -> None:
         if save is None or answer.training is None:
             return
+        from stoker.report import documents  # the script has started: what takes time to import comes from here on
+
         try:
             documents.save(documents.script_document(answer), save)
         except (StokerError, OSError) as error:
@@ -87,12 +88,13 @@ def run(
                 typer.echo(f"stoker: {error}", err=True)
 
     answer = run_script(request, say=say, on_answer=save_answer)
-    finish(answer, save=save, report=report, quiet=quiet, console=console)
+    finish(answer, save=save, report=report, quiet=quiet)
     raise typer.Exit(answer.status or 0)
 
 
-def finish(answer: Any, *, save: Path | None, report: Path | None, quiet: bool, console: Any) -> None:
+def finish(answer: Any, *, save: Path | None, report: Path | None, quiet: bool) -> None:
     """The report on stderr: whatever is wrong with it, the status is the script's."""
+    from stoker.report import console
     from stoker.report.views.run import script_view
 
     try:

@@ -8,11 +8,15 @@ import typer
 from stoker.cli.options import (
     ItemsOption,
     JsonOption,
+    PerOption,
     QuietOption,
+    RayAddressOption,
+    RayOption,
     ReportOption,
     SaveOption,
     app,
     deliver,
+    ray_executor,
     report_to,
     writable,
 )
@@ -57,6 +61,9 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and how long it should take.")
     ] = False,
+    ray: RayOption = False,
+    ray_address: RayAddressOption = None,
+    per: PerOption = None,
     json: JsonOption = False,
     save: SaveOption = None,
     report: ReportOption = None,
@@ -84,12 +91,12 @@ def search(
     from stoker.studies.search import forecast
     from stoker.studies.search import search as run
 
-    with Show(quiet=quiet) as progress:
+    with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         if dry_run:
             request = search_request(
                 models, data=data, score=score, part=part or "full", items=items, classes=classes, device=device
             )
-            planned = forecast(request, db=db, on_event=progress.event)
+            planned = forecast(request, db=db, executor=executor, on_event=progress.event)
         else:
             found = run(
                 models,
@@ -102,6 +109,7 @@ def search(
                 budget_s=budget_s,
                 host_memory_bytes=host_memory_bytes,
                 db=db,
+                executor=executor,
                 on_event=progress.event,
             )
     if dry_run:

@@ -5,7 +5,18 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from stoker.cli.options import JsonOption, QuietOption, ReportOption, app, deliver, writable
+from stoker.cli.options import (
+    JsonOption,
+    PerOption,
+    QuietOption,
+    RayAddressOption,
+    RayOption,
+    ReportOption,
+    app,
+    deliver,
+    ray_executor,
+    writable,
+)
 from stoker.errors import InputError
 
 study_app = typer.Typer(
@@ -37,6 +48,8 @@ TableName = Literal[
     "one-for-all",
     "leave-one-out",
     "summary",
+    "convergence",
+    "published",
 ]
 ByOption = Annotated[
     str | None, typer.Option(help="Split the table by these columns too: precision.", show_default=False)
@@ -56,6 +69,9 @@ def run_study(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would run, and how long it should take.")
     ] = False,
+    ray: RayOption = False,
+    ray_address: RayAddressOption = None,
+    per: PerOption = None,
     report: ReportOption = None,
     events: Annotated[bool, typer.Option("--events", help="Print one JSON line a trial.")] = False,
     json: JsonOption = False,
@@ -74,14 +90,19 @@ def run_study(
         raise InputError("--events streams lines and --json prints one document; choose one")
     budget_s = parse_seconds(budget) if budget else None
     found = study(grid, db=db, scale=scale)
+    if jobs != 1 and (ray or ray_address is not None):
+        raise InputError(
+            "--jobs is for this machine; with --ray as many trials run at once as the cluster has room for"
+        )
     if dry_run:
-        forecast = found.forecast(only=only or (), repeats=repeats)
+        with ray_executor(ray, ray_address, per, quiet=quiet) as executor:
+            forecast = found.forecast(executor=executor, only=only or (), repeats=repeats)
         document = msgspec.to_builtins(forecast)
         deliver(document, forecast_view(document, forecast.change.sentence), json=json, save=None)
         return
     writable(report, "--report")
     live = LiveReport(found, report) if report else None
-    with Show(quiet=quiet) as progress:
+    with ray_executor(ray, ray_address, per, quiet=quiet) as executor, Show(quiet=quiet) as progress:
         reporter = _Reporter(found, progress, prints_lines=events, quiet=quiet)
 
         def on_progress(at: Any) -> None:
@@ -91,6 +112,7 @@ def run_study(
 
         try:
             summary = found.run(
+                executor=executor,
                 only=only or (),
                 repeats=repeats,
                 budget_s=budget_s,
@@ -122,10 +144,16 @@ class _Reporter:
     """Passes on what a driver reports: lines on stdout for programs, progress on stderr for people."""
 
     def __init__(self, study: Any, show: Any, *, prints_lines: bool, quiet: bool) -> None:
-        self._cells = {key: asked.values for key, asked in study.tasks.items()}
+        self._study, self._cells = study, {key: asked.values for key, asked in study.tasks.items()}
         self._axes, self._show = tuple(study.grid.axis_names), show
         self._prints_lines, self._quiet = prints_lines, quiet
         self.changed: Any = None
+
+    def _cell(self, key: str) -> dict[str, Any]:
+        """The values of a task. A generator's are known as soon as they run."""
+        if key not in self._cells:
+            self._cells = {each: asked.values for each, asked in self._study.tasks.items()}
+        return self._cells.get(key, {})
 
     def change(self, change: Any) -> None:
         self.changed = change
@@ -138,22 +166,30 @@ class _Reporter:
         import msgspec
 
         known = {"key": slot.key, "repeat": slot.repeat, "attempt": row.attempt, "outcome": row.outcome}
-        figures = {name: row.figures.get(name) for name in ("seconds", "first_batch_s", "max_batch")}
-        line = {**known, **self._cells[slot.key], **figures, "problem": row.problem}
+        cell = self._cell(slot.key)
+        names = [name for name in ("seconds", "first_batch_s", "max_batch") if name not in cell]
+        line = {**known, **cell, **{name: row.figures.get(name) for name in names}, "problem": row.problem}
         typer.echo(msgspec.json.encode(line).decode())
 
     def progress(self, at: Any) -> None:
         from stoker.units import format_seconds
 
-        left = f", {format_seconds(at.left_s)} left" if at.left_s else ""
+        left = f", {format_seconds(at.left_s)} left" if at.left_s and at.done < at.of else ""
         if at.waits_for:
             other = at.waits_for[0]
             place = "" if other.owner.is_visible else " in another container"
             what = f"waiting for process {other.owner.pid}{place}"
         else:
-            cells = [self._cells[key] for key in at.running]
-            what = "; ".join(", ".join(f"{name}={cell[name]}" for name in self._axes if name in cell) for cell in cells)
+            cells = [self._cell(key) for key in at.running[:_MOST_RUNNING]]
+            names = dict.fromkeys((*self._axes, "batch_size", "num_workers"))
+            texts = [", ".join(f"{name}={cell[name]}" for name in names if name in cell) for cell in cells]
+            more = f"; and {len(at.running) - _MOST_RUNNING:,} more" if len(at.running) > _MOST_RUNNING else ""
+            what = "; ".join(texts) + more
         self._show.progress(f"{what or 'finishing'}{left}", at.done, at.of)
+
+
+_MOST_RUNNING = 3
+"""Of the runs under way, so many are named."""
 
 
 @study_app.command()
@@ -237,31 +273,53 @@ def show(
     if json:
         deliver(rows, None, json=True, save=None)
         return
+    if which == "published":
+        deliver(rows, Group(*_published(found.name, trials, rows)), json=False, save=None)
+        return
     view = {"stages": stages_view, "breakdown": breakdown_view}.get(which, table_of)(rows, limit=_MOST_ROWS)
-    deliver(rows, Group(_finding(found, trials, labels, split), view), json=False, save=None)
+    more_views = () if asked else _published(found.name, trials)
+    deliver(rows, Group(_finding(found, trials, labels, split), view, *more_views), json=False, save=None)
 
 
 _MOST_ROWS = 40
 """So many rows are shown; --json and export have all."""
 
 
+def _published(name: str, trials: Any, rows: Any = None) -> tuple[Any, ...]:
+    """The thesis' figures beside ours for its presets; of others the rows that are given."""
+    from stoker.analysis import thesis
+    from stoker.report.views.study import beside_view, table_of
+
+    if thesis.preset_of(name) is None or not trials.height:
+        return () if rows is None else (table_of(rows, limit=_MOST_ROWS),)
+    return (beside_view(thesis.beside(name, trials)),)
+
+
 def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...]) -> Any:
     """What the study says in a sentence, above whatever table."""
     from stoker.analysis.breakdown import dominant
-    from stoker.analysis.frames import comparable
-    from stoker.report.views.study import finding_view, limit_finding_view, search_finding_view
-    from stoker.studies.tables import rows_of
+    from stoker.analysis.frames import comparable, of_one_kind
+    from stoker.report.views.study import (
+        convergence_finding_view,
+        finding_view,
+        limit_finding_view,
+        search_finding_view,
+    )
+    from stoker.studies.tables import kind_shown, rows_of
 
-    is_limit = found.grid.kind == "limit"
+    if found.grid.kind == "converge":
+        return convergence_finding_view(trials.to_dicts())
     if found.grid.kind == "search":
         counts = rows_of(found.table("summary", by=by, trials=trials), labels)
         # Such a study varies one thing at a time: that a model lacks a value which another has is no gap.
         counts = [{**row, "cells": row["cells"] - row["missing"], "missing": 0} for row in counts]
         sentences = [each.sentence for each in dominant(trials)] if trials.height else []
         return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
+    is_limit = kind_shown(found.grid.kind, trials) == "limit"
+    trials = of_one_kind(trials)
     best = rows_of(found.table("largest-batch" if is_limit else "one-for-all", by=by, trials=trials), labels)
     counts = rows_of(found.table("summary", by=by, trials=trials), labels)
-    not_run = sum(machine.missing for machine in found.status().machines)
+    not_run = found.status().missing
     if is_limit:
         return limit_finding_view(best, counts, not_run)
     return finding_view(best, counts, not_run, by_item=comparable(trials, by=by)[1])

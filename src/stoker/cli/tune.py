@@ -11,6 +11,7 @@ from stoker.cli.options import (
     ModeOption,
     PrecisionOption,
     QuietOption,
+    RanksOption,
     ReportOption,
     SaveOption,
     StartMethodsOption,
@@ -65,9 +66,10 @@ def tune(
         int | None, typer.Option(help="The largest batch size to try.", show_default="512; more in inference if faster")
     ] = None,
     global_batch: Annotated[
-        int | None, typer.Option(help="Keep batch × accumulation × GPUs equal to this.", show_default=False)
+        int | None, typer.Option(help="Keep batch × accumulation × GPUs (or ranks) equal to this.", show_default=False)
     ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs that share the CPUs.")] = 1,
+    gpus: Annotated[int, typer.Option(help="Plan for GPUs that share the CPUs; they need not be here.")] = 1,
+    ranks: RanksOption = 1,
     current: Annotated[str | None, typer.Option(help="Your present setting: batch=64,workers=4.")] = None,
     gpu_memory: Annotated[str | None, typer.Option(help="GPU memory for tensors: 11GiB.")] = None,
     host_memory: Annotated[str | None, typer.Option(help="Host memory for batches: 32GiB.")] = None,
@@ -127,6 +129,7 @@ def tune(
                 max_batch=max_batch,
                 global_batch=global_batch,
                 gpus=gpus,
+                ranks=ranks,
                 current=current,
                 gpu_memory=gpu_memory,
                 host_memory_bytes=parse_bytes(host_memory) if host_memory else None,

@@ -9,6 +9,34 @@ Then = Callable[[], None]
 """What follows when a job has ended."""
 
 
+class _Team:
+    """The threads of a step, and what they have left to do."""
+
+    __slots__ = ("left_s", "then", "threads")
+
+    def __init__(self, left_s: float, threads: int, then: Then) -> None:
+        self.left_s, self.threads, self.then = left_s, threads, then
+
+
+class Meeting:
+    """Where ranks wait for each other at the end of each step, and then exchange their gradients."""
+
+    def __init__(self, cores: "Cores", ranks: int, exchange_s: float) -> None:
+        self._cores, self._ranks, self._exchange_s = cores, ranks, exchange_s
+        self._came: list[tuple[float, Callable[[float], None]]] = []
+
+    def come(self, done_s: float, then: Callable[[float], None]) -> None:
+        """A rank whose step is done at a moment, which may lie ahead on a GPU. `then` gets the moment at which all have
+        exchanged their gradients."""
+        self._came.append((done_s, then))
+        if len(self._came) < self._ranks:
+            return
+        came, self._came = self._came, []
+        over_s = max(done for done, _ in came) + self._exchange_s
+        for _, go_on in came:
+            go_on(over_s)
+
+
 class Cores:
     """The clock and a processor-sharing queue: all runnable jobs share the cores equally.
 
@@ -21,9 +49,9 @@ class Cores:
         self._work = 0.0
         self._jobs: list[tuple[float, int, Then]] = []
         self._timers: list[tuple[float, int, Then]] = []
-        self._team: tuple[float, int, Then] | None = None
+        self._teams: list[_Team] = []
         self._number = 0
-        self._rates: dict[tuple[int, int], tuple[float, float]] = {}
+        self._rates: dict[tuple[int, int, int], tuple[float, float]] = {}
 
     def compute(self, seconds: float, then: Then) -> None:
         """A job of one thread."""
@@ -36,16 +64,16 @@ class Cores:
         heapq.heappush(self._timers, (self.now + max(seconds, 0.0), self._number, then))
 
     def compute_with_threads(self, seconds: float, threads: int, then: Then) -> None:
-        """A step that computes with a team of threads. There is one at a time."""
-        self._team = (max(seconds, 0.0), threads, then)
+        """A step that computes with a team of threads. Each rank has one at a time."""
+        self._teams.append(_Team(max(seconds, 0.0), threads, then))
 
-    def _rate(self, jobs: int, threads: int) -> tuple[float, float]:
-        """The speed of a job, and of the step's team.
+    def _rate(self, jobs: int, threads: int, teams: int) -> tuple[float, float]:
+        """The speed of a job, and of each step's team; `threads` are those of all teams.
 
-        Jobs have equal shares, slowed by what busy cores cost each other. If the team has a thread on every core, each
-        job shares a core with one of these threads.
+        Jobs have equal shares, slowed by what busy cores cost each other. If the teams have a thread on every core,
+        each job shares a core with one of these threads. A team was measured alone: the teams of other ranks slow it.
         """
-        found = self._rates.get((jobs, threads))
+        found = self._rates.get((jobs, threads, teams))
         if found is None:
             wanted = jobs + threads
             share, team = (min(1.0, self._cores / wanted) if wanted else 1.0), 1.0
@@ -54,30 +82,32 @@ class Cores:
                 most = max(1.0, jobs / self._cores)
                 team = 1 / (1 + (self._costs.step.crowded - 1) * most)
                 share = min(share, 1 / (1 + most)) if threads >= self._cores else share
+            if teams > 1:
+                team /= self._costs.slow(threads) / self._costs.slow(threads / teams) * max(1.0, threads / self._cores)
             found = share / self._costs.slow(max(1.0, min(wanted, self._cores))), team
-            self._rates[jobs, threads] = found
+            self._rates[jobs, threads, teams] = found
         return found
 
     def advance(self) -> None:
         """Move the clock to the next end of a job, and call what follows."""
-        team = self._team
-        rate, team_rate = self._rate(len(self._jobs), team[1] if team else 0)
+        teams = self._teams
+        rate, team_rate = self._rate(len(self._jobs), sum(each.threads for each in teams), len(teams))
         until_job = (self._jobs[0][0] - self._work) / rate if self._jobs else float("inf")
         until_timer = self._timers[0][0] - self.now if self._timers else float("inf")
-        until_team = team[0] / team_rate if team else float("inf")
+        until_team = min(each.left_s for each in teams) / team_rate if teams else float("inf")
         passed = max(0.0, min(until_job, until_timer, until_team))
         self.now += passed
         self._work += rate * passed
-        if team:
-            self._team = (team[0] - team_rate * passed, team[1], team[2])
+        for each in teams:
+            each.left_s -= team_rate * passed
         if until_job <= until_timer and until_job <= until_team:
             heapq.heappop(self._jobs)[2]()
         elif until_timer <= until_team:
             heapq.heappop(self._timers)[2]()
         else:
-            assert team is not None
-            self._team = None
-            team[2]()
+            first = min(teams, key=lambda each: each.left_s)
+            teams.remove(first)
+            first.then()
 
 
 class PinnedMemory:

@@ -194,17 +194,45 @@ class Costs:
     step: StepCosts
     shares: dict[str, float]
     """The share of each stage in an item's time."""
+    exchange_s: float | None = None
+    """What ranks spend on one exchange of gradients. None: they do not wait for each other."""
     sampled: int = 0
     """How many items (batches if `by_batch`) `spread` comes from; 0 means all of them."""
+    inline_load_share: float = 1.0
+    """The share of `inline_item_s` that is loading items; the rest is collating."""
 
     def slow(self, busy: float) -> float:
         """How much slower each of `busy` cores is than one alone. One more core never brings less work."""
         return slowed(self.slowdown, min(busy, self.cores))
 
+    def with_items(self, share: float) -> "Costs":
+        """The costs if loading an item took this share of its time."""
+        inline = 1 - self.inline_load_share * (1 - share)
+        return replace(
+            self,
+            worker_item_s=self.worker_item_s.scaled(share),
+            inline_item_s=self.inline_item_s.scaled(inline),
+            inline_load_share=self.inline_load_share * share / inline if inline > 0 else 0.0,
+        )
+
+    def with_collating(self, share: float) -> "Costs":
+        """The costs if collating a batch took this share of its time."""
+        inline = self.inline_load_share + (1 - self.inline_load_share) * share
+        return replace(
+            self,
+            collate_s=self.collate_s.scaled(share),
+            inline_item_s=self.inline_item_s.scaled(inline),
+            inline_load_share=self.inline_load_share / inline if inline > 0 else 1.0,
+        )
+
 
 def slowed(levels: Table, busy: float) -> float:
     """The slowdown at a number of busy cores, interpolated between the numbers that were measured."""
     return max(1.0, float(np.interp(busy, levels.sizes, levels.seconds)))
+
+
+_LEAST_FACTOR = 1e-6
+"""Smaller factors make times that no clock can hold."""
 
 
 def faster(costs: Costs, changes: dict[str, float]) -> Costs:
@@ -215,6 +243,8 @@ def faster(costs: Costs, changes: dict[str, float]) -> Costs:
     for name, times in changes.items():
         if not 0 < times < np.inf:
             raise InputError(f"a stage can be made faster by a factor above 0, got {name}={times:g}")
+        if times < _LEAST_FACTOR:
+            raise InputError(f"a stage can be made slower down to a factor of {_LEAST_FACTOR:g}, got {name}={times:g}")
         if name == "step":
             step = replace(
                 costs.step,
@@ -224,12 +254,9 @@ def faster(costs: Costs, changes: dict[str, float]) -> Costs:
             )  # the first step's one-off work, such as a compilation, is not the device's
             costs = replace(costs, step=step)
         elif name == "collate":
-            costs = replace(costs, collate_s=costs.collate_s.scaled(1 / times))
+            costs = costs.with_collating(1 / times)
         elif name in costs.shares:
-            left = 1 - costs.shares[name] * (1 - 1 / times)
-            costs = replace(
-                costs, worker_item_s=costs.worker_item_s.scaled(left), inline_item_s=costs.inline_item_s.scaled(left)
-            )
+            costs = costs.with_items(1 - costs.shares[name] * (1 - 1 / times))
         else:
             known = ", ".join(["step", "collate", *costs.shares])
             raise InputError(f"no stage named {name!r} was seen; known: {known}")

@@ -102,11 +102,20 @@ def fit(probes: Probes) -> Costs:
         slowdown=slowdown,
         step=fit_step(probes),
         shares=_shares(single),
+        inline_load_share=_inline_load_share(inline),
+        exchange_s=_exchange_s(probes),
         sampled=max((len(run.items) if by_batch else sum(run.items) for run in loads), default=0),
     )
 
 
 # ---------------------------------------------------------------- items and batches
+
+
+def _exchange_s(probes: Probes) -> float | None:
+    """The time of one exchange of gradients; ranks that infer do not wait for each other."""
+    if probes.subject.mode == "infer":
+        return None
+    return median(probes.exchange_s) if probes.exchange_s else 0.0
 
 
 def _corrected(item: Table, corrections: dict[int, float], waiting: float) -> Table:
@@ -135,6 +144,13 @@ def _inline_table(runs: Sequence[Run], usual: dict[int, float]) -> Table:
     low, high = found.seconds[above - 1], found.seconds[above]
     sizes = (*found.sizes[:above], edge, edge + 1, *found.sizes[above:])
     return replace(found, sizes=sizes, seconds=(*found.seconds[:above], low, high, *found.seconds[above:]))
+
+
+def _inline_load_share(runs: Sequence[Run]) -> float:
+    """The share of a batch's time without workers that is loading its items."""
+    loading_s = sum(sum(warm_values(run, run.load_s)) for run in runs)
+    collating_s = sum(sum(warm_values(run, run.collate_s)) for run in runs)
+    return loading_s / (loading_s + collating_s) if loading_s > 0 else 1.0
 
 
 def _between(run: Run) -> list[float]:

@@ -44,7 +44,7 @@ def fit_step(probes: Probes) -> StepCosts:
             host_s=host,
             update_s=update,
             first_s=_first(runs),
-            threads=max(1, round(probes.machine.usable_cores)),
+            threads=probes.setting.threads or max(1, round(probes.machine.usable_cores)),
             crowded=fmean(crowded) if crowded else 1.0,
         )
     return StepCosts(host_s=host, late_s=_late_s(probes.of("slow")))

@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from stoker.forecast.cores import Cores, PinnedMemory, Then
+from stoker.forecast.cores import Cores, Meeting, PinnedMemory, Then
 from stoker.forecast.costs import Costs
 from stoker.records import Setting
 
@@ -53,17 +53,27 @@ class Loader:
     """The training loop, its workers and the pin thread of one epoch, as PyTorch's DataLoader arranges them.
 
     `draws` has two factors for each batch: how its items differ from the mean, and how slow the core is that loads it.
-    `fresh` workers are forked first; others persist from the epoch before.
+    `fresh` workers are forked first; others persist from the epoch before. The loaders of several ranks share `cores`,
+    and their loops wait for each other at a `meeting`.
     """
 
     def __init__(
-        self, costs: Costs, setting: Setting, sizes: list[int], draws: list[tuple[float, float]], *, fresh: bool
+        self,
+        costs: Costs,
+        setting: Setting,
+        sizes: list[int],
+        draws: list[tuple[float, float]],
+        *,
+        fresh: bool,
+        cores: Cores | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
+        self._meeting = meeting
         self._costs, self._setting, self._in_order, self._fresh = costs, setting, setting.in_order, fresh
         self._sizes = sizes
         self._work = [costs.worker_item_s.at(size) * size * draw for size, (draw, _) in zip(sizes, draws, strict=True)]
         self._uneven = [uneven for _, uneven in draws]
-        self._cores = Cores(costs)
+        self._cores = cores or Cores(costs)
         workers = setting.num_workers
         # Each worker's index queue, whether it is idle, whether it is cold, and how many batches it has been assigned.
         self._index_queues: list[deque[int]] = [deque() for _ in range(workers)]
@@ -86,18 +96,23 @@ class Loader:
         # When the GPU will be free, and when each launched step will be finished.
         self._device_free = 0.0
         self._launched_until: deque[float] = deque()
-        self._over = False
-        self._result = SimulatedRun()
+        self.is_over = False
+        self.result = SimulatedRun()
 
     def run(self) -> SimulatedRun:
+        """The epoch of a loop that has the cores to itself."""
+        self.begin()
+        while not self.is_over:
+            self._cores.advance()
+        return self.result
+
+    def begin(self) -> None:
+        """Begin the epoch; it goes on as the cores advance."""
         if self._fresh:
             self._cores.compute(self._costs.fork_s, lambda: self._forked(0))
         else:
             self._idle = [True] * self._setting.num_workers
             self._started()
-        while not self._over:
-            self._cores.advance()
-        return self._result
 
     # ------------------------------------------------------------ workers
 
@@ -114,7 +129,7 @@ class Loader:
     def _hand_first(self, left: int) -> None:
         """Assign the first batches, one after another."""
         if not left:
-            self._result.start_s = self._cores.now
+            self.result.start_s = self._cores.now
             self._ask()
             return
         self._assign()
@@ -231,7 +246,7 @@ class Loader:
         size = self._sizes[batch]
         seconds = self._costs.receive_s.at(size)
         blocked = 0.0 if all(self._idle) else self._costs.blocked_s.at(size)
-        self._result.received_s += seconds + blocked
+        self.result.received_s += seconds + blocked
         self._cores.sleep(blocked, lambda: self._cores.compute(seconds, then))
 
     def _received(self, batch: int) -> None:
@@ -245,7 +260,7 @@ class Loader:
         self._next, self._taken = batch + 1 if self._in_order else self._next, self._taken + 1
         self._tasks[self._owner.pop(batch)] -= 1
         self._assign()
-        result, now, step = self._result, self._cores.now, self._costs.step
+        result, now, step = self.result, self._cores.now, self._costs.step
         if self._taken == 1:
             result.first_batch_s = now
         elif self._setting.pin_memory:
@@ -264,16 +279,37 @@ class Loader:
             self._cores.sleep(host + late, lambda: self._stepped(batch))
 
     def _launched(self, batch: int) -> None:
-        """The step is on the GPU's queue. The host goes on, unless it is too far ahead."""
+        """The step is on the GPU's queue. With other ranks, its end is known once all have launched theirs."""
         now, step = self._cores.now, self._costs.step
-        self._result.waited_s += max(0.0, now - max(self._device_free, 0.0))
-        self._device_free = max(now, self._device_free) + step.device_s.at(self._sizes[batch])
+        self.result.waited_s += max(0.0, now - max(self._device_free, 0.0))
+        done_s = max(now, self._device_free) + step.device_s.at(self._sizes[batch])
+        if self._meeting is None:
+            self._queued(batch, done_s)
+        else:
+            self._meeting.come(done_s, lambda over_s: self._queued(batch, over_s))
+
+    def _queued(self, batch: int, done_s: float) -> None:
+        """The host goes on, unless it is too far ahead of the GPU."""
+        now, step = self._cores.now, self._costs.step
+        self._device_free = done_s
         self._launched_until.append(self._device_free)
         until = self._launched_until.popleft() if len(self._launched_until) > step.ahead else now
-        self._cores.sleep(until - now, lambda: self._stepped(batch))
+        self._cores.sleep(until - now, lambda: self._ended(batch))
 
     def _stepped(self, batch: int) -> None:
-        self._result.step_ends_s.append(max(self._cores.now, self._device_free))
+        """A step on the host has ended; other ranks may still be at theirs."""
+        if self._meeting is None:
+            self._ended(batch)
+            return
+        came_s = self._cores.now
+        self._meeting.come(came_s, lambda over_s: self._met(batch, came_s, over_s))
+
+    def _met(self, batch: int, came_s: float, over_s: float) -> None:
+        self.result.waited_s += self._cores.now - came_s
+        self._cores.sleep(over_s - self._cores.now, lambda: self._ended(batch))
+
+    def _ended(self, batch: int) -> None:
+        self.result.step_ends_s.append(max(self._cores.now, self._device_free))
         self._cores.compute(self._costs.between_s.at(self._sizes[batch]), self._finish_batch)
 
     def _finish_batch(self) -> None:
@@ -282,5 +318,5 @@ class Loader:
             return
         fixed, each = self._costs.stop_s
         stop = 0.0 if persists(self._setting) else fixed + each * self._setting.num_workers
-        self._over = True
-        self._result.total_s = max(self._cores.now + stop, self._device_free)
+        self.is_over = True
+        self.result.total_s = max(self._cores.now + stop, self._device_free)

@@ -39,6 +39,10 @@ class PredictionRules(Record, frozen=True):
     many times wider."""
     most_simulated: int = 1024
     """More workers, or a larger prefetch factor, would take too long to simulate."""
+    most_in_flight: int = 1 << 16
+    """So would more batches that are loaded ahead by all workers together."""
+    most_items: int = 2**50
+    """No machine holds a batch, and nobody runs an epoch, of more items."""
 
 
 RULES = PredictionRules()
@@ -63,13 +67,12 @@ class Predictor:
         self.costs = replace(faster(fitted, faster_stages or {}), cores=cores or fitted.cores)
         self.starts, self.thread_shares = starts_of(probes), thread_shares(probes)
 
-    def changed(self, faster_stages: dict[str, float], *, item: float = 1.0) -> "Predictor":
-        """The same predictor with faster stages, or with items that take the share `item` of their time."""
+    def changed(self, faster_stages: dict[str, float], *, item: float = 1.0, inline: float = 1.0) -> "Predictor":
+        """The same predictor with faster stages, with items that take the share `item` of their time, or where loading
+        a batch without workers takes the share `inline`."""
         other = copy(self)
-        costs = faster(self.costs, faster_stages)
-        other.costs = replace(
-            costs, worker_item_s=costs.worker_item_s.scaled(item), inline_item_s=costs.inline_item_s.scaled(item)
-        )
+        costs = faster(self.costs, faster_stages).with_items(item)
+        other.costs = replace(costs, inline_item_s=costs.inline_item_s.scaled(inline))
         return other
 
     def with_step_cores(self, used: float) -> "Predictor":
@@ -94,9 +97,17 @@ class Predictor:
         for name, value in (("items", items), ("epochs", epochs)):
             if value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        for name, value in (("batch size", setting.batch_size), ("items", items), ("epochs", epochs)):
+            if value > RULES.most_items:
+                raise InputError(f"{name} can be predicted up to {RULES.most_items:,}, got {value:,}")
         for name, value in (("workers", setting.num_workers), ("prefetch factor", setting.prefetch_factor)):
             if value > RULES.most_simulated:
                 raise InputError(f"{name} can be simulated up to {RULES.most_simulated}, got {value}")
+        ahead = setting.num_workers * setting.prefetch_factor
+        if ahead > RULES.most_in_flight:
+            raise InputError(
+                f"workers times prefetch factor can be simulated up to {RULES.most_in_flight:,}, got {ahead:,}"
+            )
         amount = Amount(items=items, epochs=epochs)
         costs = self._costs_of(setting)
         runs = [simulate(costs, setting, amount, seed=seed + each) for each in range(seeds)]

@@ -153,6 +153,10 @@ class ProbeRunner:
         self.budget.restart()
         machine = trial.machine or inspect()
         self.subject, self.facts = trial.workload, facts_of(machine)
+        loaders = self.subject.current
+        if self._setting.multiprocessing_context is None and loaders is not None:
+            context = loaders.multiprocessing_context
+            self._setting = msgspec.structs.replace(self._setting, multiprocessing_context=context)
         self.start_method = self._setting.multiprocessing_context or machine.host.start_method
         self._item_bytes = max(trial.workers.batch_bytes, default=0) / max(trial.timeline.items)
         self.update_item_s(trial)

@@ -15,6 +15,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from stoker.forecast.cores import Cores, Meeting
 from stoker.forecast.costs import Costs, Table
 from stoker.forecast.loader import Amount, Loader, SimulatedRun, persists
 from stoker.forecast.samples import RULES as SAMPLES
@@ -73,6 +74,8 @@ def _epoch(costs: Costs, setting: Setting, amount: Amount, rng: np.random.Genera
 
 
 def _loop(costs: Costs, setting: Setting, sizes: list[int], rng: np.random.Generator, *, fresh: bool) -> SimulatedRun:
+    if setting.processes > 1:
+        return _ranks(costs, setting, sizes, rng, fresh=fresh)
     draws = _draws(costs, sizes, rng)
     if setting.num_workers == 0:
         return _without_workers(costs, sizes, draws, pinned=bool(setting.pin_memory))
@@ -80,6 +83,44 @@ def _loop(costs: Costs, setting: Setting, sizes: list[int], rng: np.random.Gener
     if setting.pin_memory:
         costs = replace(costs, first_sends=costs.first_sends.drawn(rng))
     return Loader(costs, setting, sizes, list(zip(draws, uneven, strict=True)), fresh=fresh).run()
+
+
+def _ranks(costs: Costs, setting: Setting, sizes: list[int], rng: np.random.Generator, *, fresh: bool) -> SimulatedRun:
+    """Ranks with a loader each, on the same cores. At the end of every step they wait for the slowest, where they
+    train: a step takes as long as the longest load and step of any rank, and the exchange."""
+    ranks = setting.processes
+    draws = [_draws(costs, sizes, rng) for _ in range(ranks)]
+    exchange_s = None if costs.exchange_s is None else costs.exchange_s / setting.accumulate
+    if setting.num_workers == 0:
+        crowded = _beside_others(costs, ranks)
+        if exchange_s is None:
+            runs = [_without_workers(crowded, sizes, each, pinned=bool(setting.pin_memory)) for each in draws]
+            return max(runs, key=lambda run: run.total_s)
+        slowest = [max(each) for each in zip(*draws, strict=True)]
+        return _without_workers(crowded, sizes, slowest, pinned=bool(setting.pin_memory), exchange_s=exchange_s)
+    cores = Cores(costs)
+    meeting = None if exchange_s is None else Meeting(cores, ranks, exchange_s)
+    loaders = []
+    for own in draws:
+        uneven = _uneven(costs, len(sizes), setting.num_workers, rng)
+        mine = replace(costs, first_sends=costs.first_sends.drawn(rng)) if setting.pin_memory else costs
+        pairs = list(zip(own, uneven, strict=True))
+        loaders.append(Loader(mine, setting, sizes, pairs, fresh=fresh, cores=cores, meeting=meeting))
+    for loader in loaders:
+        loader.begin()
+    while not all(loader.is_over for loader in loaders):
+        cores.advance()
+    return max((loader.result for loader in loaders), key=lambda run: run.total_s)
+
+
+def _beside_others(costs: Costs, ranks: int) -> Costs:
+    """What a rank without workers pays while the others do the same: cores slow each other, and may be too few."""
+    threads = max(1, costs.step.threads)
+    turns = max(1.0, ranks / costs.cores)
+    loading = costs.waiting_share + (1 - costs.waiting_share) * costs.slow(ranks) * turns
+    computing = costs.slow(ranks * threads) / costs.slow(threads) * max(1.0, ranks * threads / costs.cores)
+    step = replace(costs.step, host_s=costs.step.host_s.scaled(computing)) if costs.step.threads else costs.step
+    return replace(costs, inline_item_s=costs.inline_item_s.scaled(loading), step=step)
 
 
 def _resampled(costs: Costs, seed: int) -> Costs:
@@ -116,8 +157,10 @@ def _draws(costs: Costs, sizes: list[int], rng: np.random.Generator) -> list[flo
     return [float(value) for value in sums / np.asarray(sizes)]
 
 
-def _without_workers(costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool) -> SimulatedRun:
-    """No workers: load, step, free, one after another."""
+def _without_workers(
+    costs: Costs, sizes: list[int], draws: list[float], *, pinned: bool, exchange_s: float = 0.0
+) -> SimulatedRun:
+    """No workers: load, step, exchange with other ranks, free, one after another."""
     run = SimulatedRun()
     now = device_free = 0.0
     launched_until: deque[float] = deque()
@@ -133,9 +176,10 @@ def _without_workers(costs: Costs, sizes: list[int], draws: list[float], *, pinn
         if not step.asynchronous:
             run.waited_s += loading
         now += step.host_s.at(size) + (0.0 if run.step_ends_s else step.first_s.at(size))
+        now += 0.0 if step.asynchronous else exchange_s
         if step.asynchronous:
             run.waited_s += max(0.0, now - device_free)
-            device_free = max(now, device_free) + step.device_s.at(size)
+            device_free = max(now, device_free) + step.device_s.at(size) + exchange_s
             launched_until.append(device_free)
             if len(launched_until) > step.ahead:
                 now = max(now, launched_until.popleft())

@@ -123,7 +123,9 @@ def ranking_text(ranking: Ranking) -> str:
 
 def _text(view: RenderableType) -> str:
     """A view as plain text, at most as wide as the terminal."""
+    from stoker.report.console import spaced
+
     out = io.StringIO()
     width = min(_WIDEST, shutil.get_terminal_size((_WIDEST, 24)).columns)
-    Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False).print(view)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    Console(file=out, width=width, highlight=False, color_system=None, force_terminal=False).print(view, crop=False)
+    return "\n".join(spaced(out.getvalue()))

@@ -38,11 +38,12 @@ class Change(NamedTuple):
 
 class Site(Record, frozen=True):
     """Where a loader was made: the user's frames, innermost first, the packages between them and the loader, and the
-    script that ran."""
+    script that ran. Of a loader that is not `known` to be made there, the frames are where it is read."""
 
     frames: tuple[tuple[str, int], ...]
     made_by: tuple[str, ...] = ()
     script: str | None = None
+    known: bool = True
 
 
 def change_for(site: Site, changes: Mapping[str, Value]) -> Change:
@@ -55,13 +56,30 @@ def change_for(site: Site, changes: Mapping[str, Value]) -> Change:
     for file, line in site.frames:
         source = next((each for each in sources if each.file == file), None)
         call = source.loader_call(line) if source is not None else None
-        if source is not None and call is not None:
+        is_made = site.known or (call is not None and name_of(call.func).endswith("DataLoader"))
+        if source is not None and call is not None and is_made:
             return _of_call(source, call, changes, sources)
+    if not site.known:
+        only = _only_call(sources)
+        if only is not None:
+            return _of_call(*only, changes, sources)
     words = ", ".join(f"{name}={value!r}" for name, value in changes.items())
     if not site.frames:
         return Change(how=f"give the loader these arguments: {words}")
     file, line = site.frames[0]
-    return Change(how=f"{shown(file)}:{line} makes the loader; give it these arguments: {words}")
+    does = "makes the loader; give it" if site.known else "reads the loader; where it is made, give it"
+    return Change(how=f"{shown(file)}:{line} {does} these arguments: {words}")
+
+
+def _only_call(sources: "Sequence[_Source]") -> "tuple[_Source, ast.Call] | None":
+    """The one call of `DataLoader` in these files, or the one of several that shuffles."""
+    calls = [(each, call) for each in sources for call in each.calls() if name_of(call.func).endswith("DataLoader")]
+    shuffled = [pair for pair in calls if any(_is_shuffle(each) for each in pair[1].keywords)]
+    return calls[0] if len(calls) == 1 else shuffled[0] if len(shuffled) == 1 else None
+
+
+def _is_shuffle(keyword: ast.keyword) -> bool:
+    return keyword.arg == "shuffle" and _literal(keyword.value) is True
 
 
 def shown(file: str) -> str:
@@ -102,7 +120,7 @@ class _Source:
             named = {each.arg for each in call.keywords}
             kind = 0 if name.endswith("DataLoader") else 1 if "num_workers" in named else 2
             if kind < 2 or "loader" in name.lower():
-                trains = any(each.arg == "shuffle" and _literal(each.value) is True for each in call.keywords)
+                trains = any(map(_is_shuffle, call.keywords))
                 ranked.append((kind, call.lineno != line, not trains, -call.lineno, -call.col_offset, call))
         return min(ranked, key=lambda each: each[:-1])[-1] if ranked else None
 

@@ -69,6 +69,7 @@ def launch(
     overrides: Mapping[str, Any] | None = None,
     sites: Sequence[str] = (),
     headroom: bool = False,
+    probes: bool = False,
     environment: Mapping[str, str] | None = None,
     companion: Companion | None = None,
     output: Literal["passed", "dropped"] = "passed",
@@ -78,7 +79,8 @@ def launch(
     Each of its processes that reads a loader writes a file into `directory` (see `bootstrap.observer`): the first
     `batches` batches of its training loader. With `stop`, it ends there with status 0. `overrides` are arguments of
     the training loader; `sites` ("file:line") say which one that is, otherwise it is the one that shuffles. With
-    `headroom`, the script goes on for some steps with batches that it had before, and ends then. Dropped `output` goes
+    `headroom`, the script goes on for some steps with batches that it had before, and ends then. With `probes`, a
+    script that is stopped loads some batches again before it ends: see `bootstrap.contention`. Dropped `output` goes
     nowhere, and nothing can be typed. Raises `InputError` where the command cannot be run.
     """
     environment = os.environ if environment is None else environment
@@ -90,6 +92,7 @@ def launch(
         overrides=dict(overrides or {}),
         sites=list(sites),
         headroom=headroom,
+        probes=probes and (stop or headroom),
     )
     environment = observed_environment(settings, environment)
     status = _run(program, words, environment, companion, drops=output == "dropped")
@@ -98,7 +101,7 @@ def launch(
 
 def collected(directory: Path) -> tuple[Path, ...]:
     """The files that observed processes wrote: loops first."""
-    order = ("loop", "worker", "problem")
+    order = ("loop", "probe", "worker", "problem")
     found = [path for path in directory.glob("*.jsonl") if path.name.partition("-")[0] in order]
     return tuple(sorted(found, key=lambda path: (order.index(path.name.partition("-")[0]), path.name)))
 

@@ -89,7 +89,8 @@ class Iterated(Record, frozen=True):
 
 
 class LoaderLog(Record, frozen=True):
-    """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function."""
+    """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function. It is empty
+    for a loader that was made before anyone looked: `read_at` has the frames where that one is read."""
 
     number: int
     kind: str
@@ -109,6 +110,7 @@ class LoaderLog(Record, frozen=True):
     steps: tuple[Step, ...] = ()
     fetches: tuple[Fetch, ...] = ()
     send_s: tuple[float, ...] = ()
+    read_at: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -156,31 +158,32 @@ class ProcessLog(Record, frozen=True):
 
 
 class RunLog(Record, frozen=True):
-    """A whole run: its processes by rank, and what could not be observed, a sentence each."""
+    """A whole run: its processes by rank, what could not be observed, a sentence each, and loads of some batches by
+    other numbers of workers, after the script had been stopped."""
 
     processes: tuple[ProcessLog, ...]
     problems: tuple[str, ...] = ()
+    probes: tuple[ProcessLog, ...] = ()
 
 
 def read_logs(paths: Iterable[Path]) -> RunLog:
     """The run that these files were written by; raises `InputError` for a file that is no such log."""
-    loops, workers, problems = [], [], []
+    by_role: dict[str, list[list[dict[str, Any]]]] = {"loop": [], "probe": [], "worker": []}
+    problems = []
     for path in paths:
         lines = list(_lines(path))
         role = path.name.partition("-")[0]
         if role == "problem":
             problems += [f"{line['what']}: {line['error']}" for line in lines]
-        elif lines and lines[0].get("role") == role == "loop":
-            if lines[0].get("version") != VERSION:
-                raise InputError(f"{path.name} is a log of version {lines[0].get('version')}; this reads {VERSION}")
-            loops.append(lines)
-        elif lines and role == "worker":
-            workers.append(lines)
-        elif lines:
+        elif lines and (lines[0].get("role") != role or role not in by_role):
             raise InputError(f"{path.name} is no log of an observed process")
-    processes = [_process(lines, workers) for lines in loops]
+        elif lines:
+            if lines[0].get("version", VERSION) != VERSION:
+                raise InputError(f"{path.name} is a log of version {lines[0].get('version')}; this reads {VERSION}")
+            by_role[role].append(lines)
+    processes, probes = ([_process(lines, by_role["worker"]) for lines in by_role[role]] for role in ("loop", "probe"))
     order = sorted(processes, key=lambda each: (each.rank if each.rank is not None else 0, each.clock_s))
-    return RunLog(processes=tuple(order), problems=tuple(dict.fromkeys(problems)))
+    return RunLog(processes=tuple(order), problems=tuple(dict.fromkeys(problems)), probes=tuple(probes))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -261,6 +264,7 @@ def _loader(
         number=line["loader"],
         kind=line["class"],
         site=tuple((file, at, function) for file, at, function in line["site"]),
+        read_at=tuple((file, at, function) for file, at, function in line.get("read_at", ())),
         made_by=tuple(line["made_by"]),
         overridden={name: (before, after) for name, (before, after) in line["overridden"].items()},
         **{name: line[name] for name in ("arguments", "batch_size", "sampler", "batch_sampler", "source")},

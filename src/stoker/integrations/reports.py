@@ -133,12 +133,12 @@ def page_from(source: str, *, db: Path, against: str | None = None) -> Page:
     if path.suffix == ".json" or path.is_file():
         frame = _exported(path)
         if frame is not None:
-            return frame_page(frame[1], name=frame[0], against=_others(against, db) or ())
+            return frame_page(frame[1], name=frame[0], against=_others(against, db, frame[1]))
         if against is not None:
             raise InputError("--against compares studies; give the name of a study")
         return page_of(read(path))
-    study = stored_study(source, db)
-    return study_page(study, against=_others(against, db, study.grid.kind))
+    found = stored_study(source, db)
+    return study_page(found, against=_of_study(found, against, db))
 
 
 def frame_page(frame: "pl.DataFrame", *, name: str, against: Sequence["Against"] = ()) -> Page:
@@ -183,15 +183,17 @@ def study_page(
     left_s: float | None = None,
 ) -> Page:
     """The page of a study. Without `against`, a preset is shown beside its published figures where there are any."""
+    from stoker.analysis.frames import of_one_kind
     from stoker.analysis.overview import sample_keys
     from stoker.report.pages.study import StudyAbout
     from stoker.report.pages.study import study_page as build
+    from stoker.studies.tables import kind_shown
 
     frame = study.trials()
     about = StudyAbout(
         name=study.name,
         title=study.grid.title,
-        kind=study.grid.kind,
+        kind=kind_shown(study.grid.kind, frame),
         about=study.grid.about,
         machines=study.machines(),
         done=done,
@@ -199,8 +201,8 @@ def study_page(
         left_s=left_s,
     )
     samples: list[Trial] = []
-    if study.grid.kind == "profile" and reload_s is None and {"workload", "outcome"} <= set(frame.columns):
-        samples = _samples(study, sample_keys(frame))
+    if about.kind == "profile" and reload_s is None and {"workload", "outcome"} <= set(frame.columns):
+        samples = _samples(study, sample_keys(of_one_kind(frame)))
     others = published_beside(study.name, frame) if against is None else against
     return build(frame, about, against=others, samples=samples, reload_s=reload_s)
 
@@ -219,16 +221,27 @@ def _trial(document: bytes) -> Trial | None:
     return record if isinstance(record, Trial) else None
 
 
-def _others(against: str | None, db: Path, kind: str = "profile") -> list["Against"] | None:
-    """The study of that name, or the published figures of this kind of study, in whole."""
+def _of_study(study: "Study", against: str | None, db: Path) -> list["Against"] | None:
+    """What a study is compared with; None leaves the choice to its page."""
+    if against is None:
+        return None
+    if against == PUBLISHED and study.grid.kind == "search":
+        return [_published(_SEARCH)]
+    return _others(against, db, study.trials())
+
+
+def _others(against: str | None, db: Path, frame: "pl.DataFrame") -> list["Against"]:
+    """The study of that name, or all published figures that these trials have settings in common with."""
+    from stoker.analysis.overview import compared_rows
     from stoker.report.pages.study import Against
 
     if against is None:
-        return None
-    if against == PUBLISHED and kind == "search":
-        return [_published(_SEARCH)]
+        return []
     if against == PUBLISHED:
-        return [_published("batch-and-workers"), _published("batch-impact"), _published("inference-times")]
+        from stoker.analysis.published import BY_PRESET
+
+        tables = [_published(name) for name in BY_PRESET if name != _SEARCH]
+        return [each for each in tables if frame.height and compared_rows(frame, each.frame)] or tables[:1]
     other = stored_study(against, db)
     machines = "; ".join(sorted(set(other.machines().values())))
     return [Against(name=against, frame=other.trials(), about=f"The store has trials of these machines: {machines}.")]
@@ -238,9 +251,10 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
     """The published figures of the preset of this name, where the trials have settings in common with them."""
     from stoker.analysis.breakdown import beside
     from stoker.analysis.overview import compared_rows
+    from stoker.analysis.published import BY_PRESET
 
     name = study.removesuffix("-small")
-    if name not in _TABLES or not frame.height or "workload" not in frame.columns:
+    if name not in BY_PRESET or not frame.height or "workload" not in frame.columns:
         return []
     found = _published(name)
     if name == _SEARCH:
@@ -249,30 +263,23 @@ def published_beside(study: str, frame: "pl.DataFrame") -> list["Against"]:
 
 
 _SEARCH = "search-bottlenecks"
-_TABLES = ("batch-and-workers", "batch-impact", "inference-times", "max-batch", _SEARCH)
-"""Presets whose runs the authors published as trials."""
 
 
 def _published(name: str) -> "Against":
     from stoker.analysis import published
     from stoker.report.pages.study import Against
 
-    tables = {
-        "batch-and-workers": published.grid,
-        "batch-impact": published.batch_impact,
-        "inference-times": published.inference_trials,
-        "max-batch": published.max_batches,
-        _SEARCH: published.stage_trials,
-    }
     about = (
         f"There: {published.MACHINE}. Their images are Imagenette's; Stoker's presets have synthetic ones. "
         f"Source: {published.SOURCE}."
     )
+    if name == "data-loading":
+        about += " Their times are the sum of all waits, ours those of the whole run."
     if name == "max-batch":
         about += " They tried powers of two only."
     if name == _SEARCH:
         about += " Each of their runs was done once; their split `75` is `last:25%` here."
-    return Against(name=f"the published {name}", frame=tables[name](), about=about)
+    return Against(name=f"the published {name}", frame=published.BY_PRESET[name](), about=about)
 
 
 def write_study(
@@ -286,7 +293,7 @@ def write_study(
     """Write a study's page, and its charts as pictures into folders where asked."""
     from stoker.report.files import write_page, write_pictures
 
-    page = study_page(study, against=_others(against, study.store_path, study.grid.kind))
+    page = study_page(study, against=_of_study(study, against, study.store_path))
     write_page(page, Path(path))
     for folder, kind in ((png, "png"), (svg, "svg")):
         if folder is not None:

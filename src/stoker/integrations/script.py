@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.analysis.spans import steady
+from stoker.analysis.spans import steady, wait_s
 from stoker.errors import InputError, Interrupted, StokerError
 from stoker.integrations.edits import Site, change_for
 from stoker.integrations.launch import collected, command_line, launch, log_directory
@@ -15,8 +15,6 @@ from stoker.integrations.logs import RunLog, read_logs
 from stoker.integrations.surroundings import Reader
 from stoker.integrations.trials import LoaderTrial, Surroundings, trials_of
 from stoker.records import Headroom, Proposal, Record, Remedy, ScriptAnswer, Trial, VerifiedRemedy
-from stoker.tuning.proposals import propose
-from stoker.tuning.remedies import advise
 
 RERUN = "STOKER_RERUN"
 """The environment variable of a script that is run again to prove a setting."""
@@ -24,16 +22,18 @@ RERUN = "STOKER_RERUN"
 Say = Callable[[str], None]
 
 
-class VerificationRules(Record, frozen=True):
-    """How often settings are run beside the present one."""
+class ScriptRules(Record, frozen=True):
+    """What is shown of a run, and how often settings are run beside the present one."""
 
     settings: int = 2
     """The best few."""
     pairs: int = 2
     """Rounds, forwards and backwards in turns: a drift of the machine affects every setting."""
+    rank_share: float = 0.1
+    """A rank is shown in place of the first one if it waits longer by more than this share of a batch's time."""
 
 
-RULES = VerificationRules()
+RULES = ScriptRules()
 
 
 class ScriptRequest(Record, frozen=True):
@@ -83,6 +83,7 @@ def run_script(
             batches=request.batches,
             stop=request.stop,
             headroom=request.headroom,
+            probes=True,
             overrides=request.overrides,
             environment=environment,
             companion=reader,
@@ -113,17 +114,29 @@ def _answer(request: ScriptRequest, directory: Path, around: Surroundings, statu
 
 
 def answer_of(
-    log: RunLog, command: Sequence[str], around: Surroundings | None = None, *, status: int | None = None
+    log: RunLog,
+    command: Sequence[str],
+    around: Surroundings | None = None,
+    *,
+    status: int | None = None,
+    hints: Sequence[tuple[str, int]] = (),
 ) -> ScriptAnswer:
-    """The answer about a run that was observed."""
+    """The answer about a run that was observed. `hints` are lines where a loader may have been made, of which that is
+    not known."""
+    from stoker.tuning.proposals import propose  # numpy behind these takes longer to import than the script may wait
+    from stoker.tuning.remedies import advise
+
     made = trials_of(log, command, around)
     base = ScriptAnswer(command=tuple(command), status=status, problems=log.problems)
     if not made:
         return msgspec.structs.replace(base, notes=(_nothing(log),))
-    first, *rest = made
+    first = _slowest(made)
+    rest = [each for each in made if each is not first]
     ranks = [each for each in rest if each.process is not first.process and each.loader is each.process.training]
     others = [each for each in rest if each.process is first.process]
-    proposals = tuple(_proposal(first, remedy) for remedy in propose(first.trial))
+    site = site_of_loader(first, hints)
+    loads = trials_of(RunLog(processes=log.probes), command, around)
+    proposals = tuple(_proposal(site, remedy) for remedy in propose(first.trial, *(each.trial for each in loads)))
     loader = {"num_workers", "prefetch_factor", "persistent_workers"}
     remedies = [
         each for each in advise(first.trial) if not loader & set(each.changes) and "batch_size" not in each.changes
@@ -139,6 +152,17 @@ def answer_of(
     )
 
 
+def _slowest(made: Sequence[LoaderTrial]) -> LoaderTrial:
+    """The first trial; of several ranks that train, the one that clearly waits longest for data. The others wait for it
+    in their steps."""
+    ranks = [each for each in made if each.loader is each.process.training]
+    if len(ranks) < 2:
+        return made[0]
+    slowest = max(ranks, key=lambda each: wait_s(each.trial))
+    more_s = wait_s(slowest.trial) - wait_s(ranks[0].trial)
+    return slowest if more_s > RULES.rank_share * (pace_s(ranks[0].trial) or 0.0) else ranks[0]
+
+
 def _nothing(log: RunLog) -> str:
     """Why there is no trial."""
     if not log.processes:
@@ -148,17 +172,20 @@ def _nothing(log: RunLog) -> str:
     return "no DataLoader was read for more than one batch"
 
 
-def _proposal(first: LoaderTrial, remedy: Remedy) -> Proposal:
-    change = change_for(site_of_loader(first), remedy.changes)
+def _proposal(site: Site, remedy: Remedy) -> Proposal:
+    change = change_for(site, remedy.changes)
     return Proposal(remedy=remedy, edits=change.edits, arguments=change.arguments, how=change.how)
 
 
-def site_of_loader(first: LoaderTrial) -> Site:
-    """Where the loader was made: of one that a framework replaced, the user's own."""
+def site_of_loader(first: LoaderTrial, hints: Sequence[tuple[str, int]] = ()) -> Site:
+    """Where the loader was made: of one that a framework replaced, the user's own. Where that is not known, the hints
+    and where it is read."""
     loader, process = first.loader, first.process
     made = next((each for each in process.loaders if each.number == loader.source), loader)
-    frames = tuple((file, line) for file, line, _ in made.site)
-    return Site(frames=frames, made_by=made.made_by, script=process.script)
+    known = bool(made.site)
+    frames = tuple((file, line) for file, line, _ in made.site or made.read_at)
+    frames = frames if known else (*hints, *frames)
+    return Site(frames=frames, made_by=made.made_by, script=process.script, known=known)
 
 
 def _headroom(first: LoaderTrial) -> Headroom | None:
@@ -175,7 +202,7 @@ def _verified(
     request: ScriptRequest, answer: ScriptAnswer, log: RunLog, environment: Mapping[str, str], say: Say
 ) -> ScriptAnswer:
     """The answer with what the best settings took in reruns, in alternation with the present one."""
-    first = trials_of(log, request.command)[0]
+    first = _slowest(trials_of(log, request.command))
     tried = answer.proposals[: RULES.settings]
     settings: list[dict[str, Any]] = [{}, *(each.remedy.changes for each in tried)]
     took: list[list[float]] = [[] for _ in settings]

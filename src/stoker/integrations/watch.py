@@ -44,6 +44,7 @@ class Watch:
         self._log: RunLog | None = None
         self._answer: ScriptAnswer | None = None
         self._when = datetime.now(UTC)
+        self._asked_at = _caller() if loader is not None else None
 
     @property
     def log(self) -> RunLog:
@@ -62,7 +63,8 @@ class Watch:
             from stoker.machine import inspect
 
             around = Surroundings(machine=inspect(), when=self._when)
-            self._answer = answer_of(self.log, sys.argv, around)
+            hints = [self._asked_at] if self._asked_at is not None else []
+            self._answer = answer_of(self.log, sys.argv, around, hints=hints)
         return self._answer
 
     @property
@@ -134,6 +136,14 @@ class Watch:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _caller() -> tuple[str, int] | None:
+    """The line outside of Stoker that made a watch: often the loader is made on it, too."""
+    frame = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "stoker":
+        frame = frame.f_back  # type: ignore[assignment]
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
 
 
 def watch(loader: Iterable[Any] | None = None, *, batches: int = 200) -> Watch:

@@ -39,6 +39,16 @@ def affinity(root: Path = SLASH) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def cores(root: Path = SLASH) -> list[list[int]]:
+    """The CPUs that the kernel may schedule us on, those of one core together."""
+    allowed = field(root / "proc/self/status", "Cpus_allowed_list")
+    cpus = sorted(cpu_list(allowed) if allowed else os.sched_getaffinity(0))
+    found: dict[str, list[int]] = {}
+    for cpu in cpus:
+        found.setdefault(_siblings(root, cpu) or str(cpu), []).append(cpu)
+    return list(found.values())
+
+
 def quota(root: Path = SLASH) -> float | None:
     """The least quota of our group and its ancestors, in CPUs; None where nothing sets one."""
     quotas = [_quota(group) for group in groups("cpu", root)]

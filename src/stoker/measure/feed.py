@@ -4,10 +4,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, default_convert
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, default_convert
 
 from stoker.errors import InputError
 from stoker.measure.spy import Watched
@@ -32,17 +32,35 @@ RULES = FeedRules()
 NO_ITEMS = "the dataset gives no items: there is nothing to measure"
 
 
-class Order(Sampler[int]):
-    """The first `count` indices of a set: in order, or of a fresh permutation each epoch, the same in every trial."""
+class Share(NamedTuple):
+    """Which part of the items a rank has: every `of`-th, from number `rank` on, as `DistributedSampler` shares them
+    out. The first ones are given again where they are needed for shares of one size."""
 
-    def __init__(self, size: int, count: int, *, shuffle: bool, seed: int) -> None:
-        self._size, self._count, self._shuffle = size, count, shuffle
+    rank: int = 0
+    of: int = 1
+
+    def size(self, items: int) -> int:
+        """How many of these items are the rank's."""
+        return -(-items // self.of)
+
+    def places(self, items: int, most: int) -> torch.Tensor:
+        """Which of these items are the rank's: the first `most` of them."""
+        return torch.arange(self.rank, min(self.size(items), most) * self.of, self.of) % items
+
+
+class Order(Sampler[int]):
+    """The first `count` indices of a set, or of a rank's share of it: in order, or of a fresh permutation each epoch,
+    the same in every trial."""
+
+    def __init__(self, size: int, count: int, *, shuffle: bool, seed: int, share: Share | None = None) -> None:
+        self._size, self._count, self._shuffle, self._share = size, count, shuffle, share or Share()
         self._generator = torch.Generator().manual_seed(seed)
 
     def __iter__(self) -> Iterator[int]:
-        if not self._shuffle:
-            return iter(range(self._count))
-        return iter(torch.randperm(self._size, generator=self._generator)[: self._count].tolist())
+        places = self._share.places(self._size, self._count)
+        if self._shuffle:
+            places = torch.randperm(self._size, generator=self._generator)[places]
+        return iter(places.tolist())
 
     def __len__(self) -> int:
         return self._count
@@ -59,6 +77,55 @@ class Bounded(Sampler[Any]):
 
     def __len__(self) -> int:
         return min(self._count, len(self._inner)) if isinstance(self._inner, Sized) else self._count
+
+
+class Shared(Sampler[Any]):
+    """A rank's share of what the user's own sampler or batch sampler gives. Every rank has the same sampler, drawing
+    from the same seed."""
+
+    def __init__(self, inner: Iterable[Any], share: Share) -> None:
+        self._inner, self._share = inner, share
+
+    def __iter__(self) -> Iterator[Any]:
+        first: list[Any] = []
+        count = 0
+        for entry in self._inner:
+            if count < self._share.of:
+                first.append(entry)
+            if count % self._share.of == self._share.rank:
+                yield entry
+            count += 1
+        missing = -count % self._share.of  # every rank has as many
+        for place in range(count, count + missing):
+            if place % self._share.of == self._share.rank:
+                yield first[(place - count) % len(first)]
+
+
+class SizedShare(Shared):
+    """A rank's share of a sampler that knows its length."""
+
+    def __init__(self, inner: Any, share: Share) -> None:
+        super().__init__(inner, share)
+        self._size = share.size(len(inner))
+
+    def __len__(self) -> int:
+        return self._size
+
+
+def shared(sampler: Any, share: Share) -> Any:
+    """A rank's share of a sampler. One that shares items out itself is made anew for the rank."""
+    if share.of == 1:
+        return sampler
+    if isinstance(sampler, DistributedSampler):
+        return DistributedSampler(
+            sampler.dataset,
+            num_replicas=share.of,
+            rank=share.rank,
+            shuffle=sampler.shuffle,
+            seed=sampler.seed,
+            drop_last=sampler.drop_last,
+        )
+    return (SizedShare if isinstance(sampler, Sized) else Shared)(sampler, share)
 
 
 class Feed:
@@ -103,10 +170,14 @@ def make_feed(
     *,
     pinned: bool,
     watched: Watched | None = None,
+    in_turn: bool = False,
+    share: Share | None = None,
 ) -> Feed:
     """A DataLoader under `setting` that ends by itself after what `extent` asks for; `watched` looks into `dataset`.
+    One of several ranks loads its `share`.
 
-    Raises InputError if there is nothing to load, or no way to know how much.
+    With `in_turn` the caller keeps its batches and gives them in turn: a set may be smaller than what is asked for, and
+    its short last batch is left out. Raises InputError if there is nothing to load, or no way to know how much.
     """
     wanted = None if extent.batches is None else extent.warm_batches(setting.num_workers) + extent.batches
     options: dict[str, Any] = {"num_workers": setting.num_workers, "pin_memory": pinned}
@@ -115,6 +186,7 @@ def make_feed(
         options["in_order"] = setting.in_order
         options["multiprocessing_context"] = setting.multiprocessing_context
     notes: list[str] = []
+    share = share or Share()
     streams = isinstance(dataset, IterableDataset)
     if workload.batched:
         notes.append("the dataset gives whole batches; the setting's batch size is not used")
@@ -123,8 +195,9 @@ def make_feed(
         options["drop_last"] = workload.drop_last and not workload.batched
         batches = wanted
         notes += duplicate_notes(dataset, setting.num_workers)
+        notes += rank_duplicate_notes(dataset, share.of)
     else:
-        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, options, notes)
+        batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, share, options, notes, in_turn=in_turn)
     init = workload.worker_init_fn
     if setting.worker_threads is not None:
         init = ThreadsSetting(setting.worker_threads, init)
@@ -145,38 +218,43 @@ def _bound(
     setting: Setting,
     wanted: int | None,
     seed: int,
+    share: Share,
     options: dict[str, Any],
     notes: list[str],
+    *,
+    in_turn: bool,
 ) -> int | None:
-    """Choose the sampler so that the loader ends by itself; how many batches that makes, if it can be known."""
+    """Choose the sampler so that the loader ends by itself; how many batches the loop gets, if it can be known."""
     if workload.batch_sampler is not None:
         if workload.sets_batches:
             notes.append("the workload's batch_sampler sets the batch sizes; the setting's batch size is not used")
-        batch_sampler = make_batch_sampler(workload, setting.batch_size)
+        batch_sampler = shared(make_batch_sampler(workload, setting.batch_size), share)
         options["batch_sampler"] = Bounded(batch_sampler, wanted) if wanted else batch_sampler
         size = len(options["batch_sampler"]) if isinstance(options["batch_sampler"], Sized) else None
         return size if size is not None else wanted
     batch_size = 1 if workload.batched else setting.batch_size
     options["batch_size"] = None if workload.batched else batch_size
-    source = workload.sampler if workload.sampler is not None else dataset
-    size = len(source) if isinstance(source, Sized) else None
-    if size == 0:
+    sampler = None if workload.sampler is None else shared(workload.sampler, share)
+    source = dataset if sampler is None else sampler
+    count = len(source) if isinstance(source, Sized) else None
+    if count == 0:
         raise InputError(f"{type(source).__name__} is empty: there is nothing to load")
+    size = share.size(count) if sampler is None and count is not None else count
     whole = None if size is None else -(-size // batch_size)
-    if workload.drop_last and size is not None and size > batch_size:
+    if (workload.drop_last or (in_turn and wanted)) and size is not None and size > batch_size:
         whole = size // batch_size
     if size is not None and whole is not None and not workload.batched:
-        _note_small_set(size, whole, batch_size, wanted, notes)
+        _note_small_set(size, whole, batch_size, None if in_turn else wanted, notes)
     batches = min(whole, wanted) if whole is not None and wanted is not None else whole or wanted
-    count = min(size or batches * batch_size, batches * batch_size) if batches else None
-    if workload.sampler is not None:
-        options["sampler"] = Bounded(workload.sampler, count) if count else workload.sampler
+    most = min(size or batches * batch_size, batches * batch_size) if batches else None
+    if sampler is not None:
+        options["sampler"] = Bounded(sampler, most) if most else sampler
     else:
         shuffles = mode == "train" if workload.shuffle is None else workload.shuffle
-        if size is None or count is None:
+        if count is None or most is None:
             raise InputError(f"{type(dataset).__name__} has no length; give it __len__, or a sampler beside it")
-        options["sampler"] = Order(size, count, shuffle=shuffles, seed=seed)
-    return batches
+        options["sampler"] = Order(count, most, shuffle=shuffles, seed=seed, share=share)
+    return wanted if in_turn and wanted else batches
 
 
 def _note_small_set(size: int, whole: int, batch_size: int, wanted: int | None, notes: list[str]) -> None:
@@ -201,14 +279,37 @@ _SHARING_PACKAGES = ("datasets", "webdataset", "torchdata", "streaming", "litdat
 """Their streams give each worker a part of the items."""
 
 
+def repeats_items(dataset: Any) -> bool:
+    """Whether several workers would each give all items of a dataset: it is a stream, and does not seem to share them
+    out."""
+    if not isinstance(dataset, IterableDataset) or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
+        return False
+    return not _names(dataset, "get_worker_info")
+
+
 def duplicate_notes(dataset: Any, workers: int) -> list[str]:
-    """A note if each worker seems to read the whole stream."""
-    if workers < 2 or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
+    """A note if each of several workers reads the whole stream."""
+    if workers < 2 or not repeats_items(dataset):
         return []
-    with suppress(OSError, TypeError):  # no source to look at
-        if "get_worker_info" in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset)):
-            return []
     return [
         f"items are duplicated: {type(dataset).__name__} does not share its items out by "
         f"torch.utils.data.get_worker_info(), so each of {workers} workers gives all of them"
     ]
+
+
+def rank_duplicate_notes(dataset: Any, ranks: int) -> list[str]:
+    """A note if each rank seems to read the whole stream."""
+    words = ("get_rank", "RANK", "world_size", "num_replicas", "split_by_node")
+    if ranks < 2 or any(_names(dataset, word) for word in words):
+        return []
+    return [
+        f"items are duplicated: {type(dataset).__name__} does not share its items out by "
+        f"torch.distributed.get_rank(), so each of {ranks} ranks gives all of them"
+    ]
+
+
+def _names(dataset: Any, word: str) -> bool:
+    """Whether the source of a dataset's module has this word."""
+    with suppress(OSError, TypeError):  # no source to look at
+        return word in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset))
+    return False

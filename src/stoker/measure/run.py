@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sized
 from multiprocessing import get_start_method
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -17,7 +17,8 @@ from stoker.measure import feed as feeds
 from stoker.measure import spy
 from stoker.measure.assemble import assemble
 from stoker.measure.device import Device, SleepDevice, clock_for, parse_device, peaks_of
-from stoker.measure.feed import NO_ITEMS, Feed, load_into_memory, make_feed
+from stoker.measure.feed import NO_ITEMS, Feed, Share, load_into_memory, make_feed, repeats_items
+from stoker.measure.group import RankGroup
 from stoker.measure.interference import InterferenceGauge
 from stoker.measure.log import LoopLog
 from stoker.measure.loop import Loop
@@ -62,8 +63,9 @@ class Bench:
         keeps_memory: bool = False,
         deadline_s: float | None = None,
         before_loop: Callable[[], None] | None = None,
+        group: RankGroup | None = None,
     ) -> Trial:
-        """One trial.
+        """One trial; of one rank, if there is a `group`.
 
         `dataset` replaces the workload's own. `sleep_s` is slept in place of the step. With `keeps_memory` the workers'
         malloc keeps freed memory. `deadline_s`, a moment of `time.perf_counter`, ends the loop with DeadlinePassed.
@@ -72,6 +74,7 @@ class Bench:
         if extent.validate and isinstance(self.device, SleepDevice):
             raise InputError(f"{self._device_name} computes nothing that could be scored; leave out --validate")
         _check_worker_threads(setting, self.device)
+        _check_gpus(setting, self.device)
         device = self.device if sleep_s is None else SleepDevice(f"{sleep_s:.9f}s")
         pinned = pinned_memory(setting, self.device)
         unused = _unused(setting, pinned, self.mode)
@@ -82,14 +85,23 @@ class Bench:
             _free_pinned_memory(self.device)
         self._ran = True
         with _quiet_loader(), spy.installed(dataset) as watched:
-            step = self._step_on(device, setting)
+            step = self._step_on(device, setting, group)
             feed = make_feed(
-                self._with_malloc(keeps_memory), dataset, self.mode, setting, extent, pinned=pinned, watched=watched
+                self._with_malloc(keeps_memory),
+                dataset,
+                self.mode,
+                setting,
+                extent,
+                pinned=pinned,
+                watched=watched,
+                in_turn=_is_on_device(step) or extent.source == "memory",
+                share=None if group is None else Share(group.place.rank, group.place.of),
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
             if isinstance(step, SleepStep):
                 step.uncounted_items = feed.items_a_batch
-            feed.notes.extend([*unused, *_place(extent, self.files)])
+            is_first = group is None or group.place.rank == 0  # one rank places the files for all
+            feed.notes.extend([*unused, *(_place(extent, self.files) if is_first else [])])
             log = LoopLog(clock_for(device))
             loop = Loop(feed, step, log, emit, of=feed.batches and feed.batches * extent.epochs, deadline_s=deadline_s)
             self._announce(step, device, emit)
@@ -132,7 +144,7 @@ class Bench:
             with contextlib.suppress(Exception):
                 self.workload = self.workload.with_(model=calls.make_model(self.workload))
 
-    def step(self, setting: Setting) -> ModelStep | SleepStep:
+    def step(self, setting: Setting, group: RankGroup | None = None) -> ModelStep | SleepStep:
         """The model on the device; made again only if the setting asks for another."""
         asked = Setting(
             pin_memory=setting.pin_memory,
@@ -140,20 +152,23 @@ class Bench:
             channels_last=setting.channels_last,
             compile=setting.compile,
             cudnn_benchmark=setting.cudnn_benchmark,
+            ranks=setting.ranks,
+            parallel=setting.parallel,
         )
         if self._step is None or self._step[0] != asked:
             self._step = None  # two models at once may not fit
-            made = make_step(self.workload, self.mode, setting, self.device, pinned=bool(setting.pin_memory))
+            pinned = bool(setting.pin_memory)
+            made = make_step(self.workload, self.mode, setting, self.device, pinned=pinned, group=group)
             self._step = (asked, made)
         self._step[1].begin(setting.accumulate)
         return self._step[1]
 
-    def _step_on(self, device: Device, setting: Setting) -> ModelStep | SleepStep:
+    def _step_on(self, device: Device, setting: Setting, group: RankGroup | None) -> ModelStep | SleepStep:
         """The run's step. A run that only sleeps still has the model on its GPU, so that loading finds the memory that
         it finds in other runs."""
         if isinstance(device, SleepDevice) and self.device.type != "cuda":
-            return SleepStep(device)
-        step = self.step(setting)
+            return SleepStep(device, group if self.mode == "train" else None)
+        step = self.step(setting, group)
         return SleepStep(device) if isinstance(device, SleepDevice) else step
 
     def _with_malloc(self, keeps_memory: bool) -> Workload:
@@ -213,19 +228,23 @@ class Bench:
             batching=workload.batching,
             mode_reason=self._mode_reason,
             current=workload.current,
+            repeats=repeats_items(dataset),
         )
+
+
+def _is_on_device(step: ModelStep | SleepStep) -> TypeGuard[ModelStep]:
+    """Whether the workload's batches are made on the device and stay there."""
+    return isinstance(step, ModelStep) and step.on_device
 
 
 def _into_memory(feed: Feed, step: ModelStep | SleepStep, extent: Extent, *, alike: bool) -> Feed:
     """For pure compute: batches on the device, or in host memory, loaded before the clock starts."""
-    on_device = isinstance(step, ModelStep) and step.on_device
-    if not on_device and extent.source != "memory":
+    if not _is_on_device(step) and extent.source != "memory":
         return feed
     rules = feeds.RULES
     most = rules.alike_batches if alike else rules.memory_batches
     loaded = load_into_memory(feed, feed.batches or rules.stream_batches, most=most)
-    if on_device:
-        assert isinstance(step, ModelStep)
+    if _is_on_device(step):
         moved = {id(batch): step.move(_batch_of(batch)) for batch in loaded.source}
         loaded.source = [moved[id(batch)] for batch in loaded.source]
     else:
@@ -289,6 +308,18 @@ def _check_worker_threads(setting: Setting, device: Device) -> None:
         raise InputError(
             f"{threads} threads in forked workers hang if the loop's process computes on the CPU, too: start the "
             "workers by forkserver or spawn (--start-method; in tune: --current …,start=forkserver)"
+        )
+
+
+def _check_gpus(setting: Setting, device: Device) -> None:
+    """Raise InputError if DataParallel has too few GPUs to split batches over."""
+    if setting.parallel == "ddp" or setting.ranks == 1:
+        return
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device.type != "cuda" or found < setting.ranks:
+        raise InputError(
+            f"DataParallel splits each batch over {setting.ranks} GPUs, and here are {found}; --parallel ddp runs "
+            "ranks on a CPU, too"
         )
 
 

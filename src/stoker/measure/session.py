@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -44,6 +44,7 @@ from stoker.measure import reference
 from stoker.measure.gauges import Gauges
 from stoker.process import child
 from stoker.process.fork import Forked
+from stoker.process.tree import remove_shared_memory
 from stoker.records import (
     Extent,
     Mode,
@@ -62,6 +63,7 @@ from stoker.units import format_bytes, format_seconds, format_workers
 from stoker.workload.workload import Workload
 
 if TYPE_CHECKING:
+    from stoker.measure.group import RankGroup
     from stoker.measure.run import Bench
     from stoker.process.threads import ThreadLimit
 
@@ -240,7 +242,7 @@ def _run_child_in(
     try:
         ended = child.run(
             _serve,
-            (request.source, request.mode, request.device, str(session.path), seed, request.forks, folder),
+            (request, session.ranks, str(session.path), seed, folder),
             kind=bool,
             server=server,
             timeout_s=request.timeout_s,
@@ -319,6 +321,7 @@ class _Session(Generic[R]):
     def end_child(self) -> None:
         if self._gauges is not None:
             self._gauges.stop()
+            remove_shared_memory(self._gauges.seen)
 
     def patience_s(self) -> float:
         """How long the child may be silent."""
@@ -334,6 +337,11 @@ class _Session(Generic[R]):
     def is_over(self) -> bool:
         """Whether the time for the job has ended."""
         return self.job is not None and self.job.ends_at_s is not None and self.job.ends_at_s <= perf_counter()
+
+    @property
+    def ranks(self) -> int:
+        """How many processes have the loop of the job that is handed out first."""
+        return self.job.setting.processes if self.job is not None else 1
 
     @property
     def ended_between_jobs(self) -> bool:
@@ -394,11 +402,11 @@ class _Session(Generic[R]):
 
     def _run_ended(self, trial: Trial) -> None:
         self._has_run, self._is_at_one = True, False
-        before = trial.extent.memory_limit_bytes
+        before = _child_kind(trial.setting, trial.extent)
         self._next(self._identified(self._limited(trial)))
         if trial.outcome == "done":  # else the child ends by itself; a fresh job waits for the next child
-            is_for_another = self.job is None or self.job.fresh or self.job.extent.memory_limit_bytes != before
-            self._hand_out(None if is_for_another else self.job)
+            goes_on = self.job is not None and _child_kind(self.job.setting, self.job.extent) == before
+            self._hand_out(self.job if goes_on and self.job is not None and not self.job.fresh else None)
 
     def _limited(self, trial: Trial) -> Trial:
         """The trial with what its memory limit came to: the most that it had, and `oom` if that was the limit."""
@@ -409,7 +417,8 @@ class _Session(Generic[R]):
             trial = msgspec.structs.replace(trial, peaks={**trial.peaks, "limited_bytes": peak})
         if trial.outcome == "done" or not self._group.kills():
             return trial
-        workers = format_workers(trial.setting.num_workers)
+        workers, ranks = format_workers(trial.setting.num_workers), trial.setting.processes
+        workers += f" in each of {ranks} ranks" if ranks > 1 else ""
         limit = format_bytes(self._group.limit_bytes)
         problem = Problem(
             sentence=f"the run with {workers} reached its memory limit of {limit}, and the kernel killed one of its "
@@ -448,6 +457,12 @@ class _Session(Generic[R]):
         os.write(self._pipe, encode(job) + b"\n")
 
 
+def _child_kind(setting: Setting, extent: Extent) -> tuple[int | None, bool]:
+    """Jobs that differ in this need children of their own: one with another memory limit, and one that has not touched
+    a GPU if ranks are to be forked from it."""
+    return extent.memory_limit_bytes, setting.processes > 1
+
+
 # ---------------------------------------------------------------- in the child
 
 
@@ -471,45 +486,59 @@ def open_workload(source: Workload | WorkloadSpec, mode: Mode | None, emit: OnEv
     return load(source.spec, data=source.data, mode=mode, items=source.items, weights=weights, progress=progress)
 
 
-def _serve(
-    source: Workload | WorkloadSpec,
-    mode: Mode | None,
-    device: str,
-    path: str,
-    seed: int,
-    forks: bool,
-    group: str | None,
-    emit: OnEvent,
-) -> bool:
+def _serve(request: _Request, ranks: int, path: str, seed: int, group: str | None, emit: OnEvent) -> bool:
     """Run jobs until there are no more, or one has failed: what it left behind goes with this process. `group` is the
     folder of the control group that the process and all its workers run in."""
     if group is not None:
         join(Path(group))
-    from stoker.measure.run import Bench
     from stoker.process.threads import limit_threads
 
     threads_before = psutil.Process().num_threads()
-    limit = limit_threads() if forks else None
-    workload = open_workload(source, mode, emit)
-    emit(Phase(name="preparing"))
-    chosen, reason = workload.mode_choice(mode)
-    bench = Bench(workload, chosen, device, seed=seed, mode_reason=reason)
-    bench.see_machine()  # here, for all the processes that are forked from this one
+    limit = limit_threads() if request.forks or ranks > 1 else None
     with open(path, "rb") as jobs:  # noqa: PTH123 - a named pipe
-        while True:
-            job = msgspec.json.decode(jobs.readline(), type=Job | None)
-            if job is None:
-                return True
-            job = msgspec.structs.replace(job, setting=settled(job.setting, bench.workload.current, job.from_loader))
-            emit(JobTaken())
-            run = partial(_run_job, bench, job, jobs, emit, limit)
-            if forks and bench.can_fork() and job.sleep_s is None:
-                bench.make_model()
+        if ranks > 1 and _ranks_take_gpus(request.device, ranks):
+            return _serve_jobs(jobs, emit, lambda job: _run_ranks(request, seed, None, job, jobs, emit, limit))
+        bench = _open_bench(request, seed, emit)
+        bench.see_machine()  # here, for all the processes that are forked from this one
+
+        def run(job: Job) -> str:
+            job = _settled_job(job, bench)
             # Threads of the user's own would not survive a fork, and who waited for them would wait for ever.
-            forks = forks and bench.can_fork() and psutil.Process().num_threads() <= threads_before
-            outcome = _run_forked(run) if forks else run()
-            if outcome != "done":
-                return True
+            can_fork = bench.can_fork() and psutil.Process().num_threads() <= threads_before
+            if job.setting.processes > 1:
+                return _run_ranks(request, seed, bench if can_fork else None, job, jobs, emit, limit)
+            forks = request.forks and can_fork
+            if forks and job.sleep_s is None:
+                bench.make_model()
+                forks = psutil.Process().num_threads() <= threads_before
+            one = partial(_run_job, bench, job, jobs, emit, limit)
+            return _run_forked(one) if forks else one()
+
+        return _serve_jobs(jobs, emit, run)
+
+
+def _serve_jobs(jobs: IO[bytes], emit: OnEvent, run: Callable[[Job], str]) -> bool:
+    while True:
+        job = msgspec.json.decode(jobs.readline(), type=Job | None)
+        if job is None:
+            return True
+        emit(JobTaken())
+        if run(job) != "done":
+            return True
+
+
+def _open_bench(request: _Request, seed: int, emit: OnEvent, device: str | None = None) -> "Bench":
+    """The workload, opened in this process."""
+    from stoker.measure.run import Bench
+
+    workload = open_workload(request.source, request.mode, emit)
+    emit(Phase(name="preparing"))
+    chosen, reason = workload.mode_choice(request.mode)
+    return Bench(workload, chosen, device or request.device, seed=seed, mode_reason=reason)
+
+
+def _settled_job(job: Job, bench: "Bench") -> Job:
+    return msgspec.structs.replace(job, setting=settled(job.setting, bench.workload.current, job.from_loader))
 
 
 def _run_forked(run: partial[str]) -> str:
@@ -535,18 +564,87 @@ def _run_job(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "T
     return trial.outcome
 
 
+def _run_ranks(
+    request: _Request,
+    seed: int,
+    bench: "Bench | None",
+    job: Job,
+    jobs: IO[bytes],
+    emit: OnEvent,
+    limit: "ThreadLimit | None",
+) -> str:
+    """Run a job in several ranks, forked from this process, and report its trial; the outcome. With a `bench` they find
+    the workload open; without, each rank opens it, as it must on a GPU."""
+    from stoker.measure.group import Place, RankGroup, Steps
+    from stoker.measure.ranks import run_ranks
+
+    if job.extent.validate:
+        raise InputError("ranks do not score a validation set: leave out --validate")
+    if bench is not None and job.sleep_s is None:
+        bench.make_model()
+
+    def run_rank(place: Place, steps: Steps, released: IO[bytes], emit: OnEvent) -> Trial:
+        device = f"cuda:{place.rank}" if bench is None and _ranks_take_gpus(request.device, place.of) else None
+        own = bench or _open_bench(request, seed, emit, device)
+        asked = _settled_job(job, own)
+        group = RankGroup(place, own.device, steps)
+        group.join()
+        return _trial(own, asked, released, emit, limit, group)
+
+    def begin() -> None:
+        emit(LoopReady())
+        jobs.readline()
+
+    known = bench.subject if bench is not None else request.subject()
+    fallback = Trial(outcome="failed", workload=known, setting=job.setting, extent=job.extent, machine=inspect())
+    trial = run_ranks(job.setting.processes, run_rank, begin, fallback, emit)
+    emit(RunEnded(trial=trial, purpose="job"))
+    return trial.outcome
+
+
+def _ranks_take_gpus(device: str, ranks: int) -> bool:
+    """Whether ranks run on GPUs, told without touching one: who has cannot be forked. Raises InputError if there are
+    fewer than ranks, or one is named."""
+    if device == "cpu" or device.startswith("sleep"):
+        return False
+    import torch
+
+    from stoker.machine import gpu
+
+    count = 0
+    if torch.backends.cuda.is_built():
+        cards, cuda = gpu.read()
+        count = len(gpu.visible(cards, cuda.visible_devices))
+    if device == "auto" and not count:
+        return False
+    if device not in ("auto", "cuda"):
+        raise InputError(f"each rank takes a GPU of its own: leave out --device {device}")
+    if count < ranks:
+        raise InputError(f"{ranks} ranks need {ranks} GPUs, and here are {count}; --device cpu runs them without")
+    return True
+
+
 _errors: list[BaseException] = []
 """The error that ended this process' last run. Its traceback holds the loader, whose orderly end would take seconds; an
 error that is referred to ends with the process."""
 
 
-def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "ThreadLimit | None") -> Trial:
-    """Run a job; what goes wrong once the loop runs is an outcome, before that an error of Stoker's is raised."""
+def _trial(
+    bench: "Bench",
+    job: Job,
+    jobs: IO[bytes],
+    emit: OnEvent,
+    limit: "ThreadLimit | None",
+    group: "RankGroup | None" = None,
+) -> Trial:
+    """Run a job, or one rank of it; what goes wrong once the loop runs is an outcome, before that an error of Stoker's
+    is raised."""
     from stoker.measure.loop import DeadlinePassed
 
     limits = [None if job.limit_s is None else perf_counter() + job.limit_s, job.ends_at_s]
     deadline_s = min((each for each in limits if each is not None), default=None)
-    _set_threads(job.threads or job.setting.threads, limit)
+    share = max(1, int(bench.see_machine().cpu.usable / group.place.of)) if group is not None else None
+    _set_threads(job.threads or job.setting.threads or share, limit)
 
     def wait_for_caller() -> None:
         emit(LoopReady())
@@ -563,6 +661,7 @@ def _trial(bench: "Bench", job: Job, jobs: IO[bytes], emit: OnEvent, limit: "Thr
             keeps_memory=job.keeps_memory,
             deadline_s=deadline_s,
             before_loop=wait_for_caller,
+            group=group,
         )
     except DeadlinePassed as error:
         _errors.append(error)

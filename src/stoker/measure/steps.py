@@ -11,27 +11,25 @@ from typing import Any
 import torch
 
 from stoker.measure.device import Device, SleepDevice
+from stoker.measure.group import Alone, RankGroup, Tick
 from stoker.records import Mode, Setting
 from stoker.workload import calls
 from stoker.workload.workload import Workload
 
-Tick = Callable[[str], None]
-"""Called at the end of each stage of a step, with its name."""
-
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def no_tick(name: str) -> None:
+def no_tick(name: str, at: Any = None) -> None:
     """For steps whose stages are not timed."""
 
 
 class SleepStep:
-    """Stands in for a model: sleeps as long as one would take."""
+    """Stands in for a model: sleeps as long as one would take. Ranks of a `group` wait for each other after it."""
 
     parameters: int | None = None
 
-    def __init__(self, device: SleepDevice) -> None:
-        self._device = device
+    def __init__(self, device: SleepDevice, group: RankGroup | None = None) -> None:
+        self._device, self._group = device, group
         self.uncounted_items: int | None = None
         """How many items a batch that does not say it is taken to hold."""
 
@@ -42,6 +40,8 @@ class SleepStep:
         count = calls.known_count(batch) or self.uncounted_items or calls.count_items(batch)
         time.sleep(self._device.seconds(count))
         tick("forward")
+        if self._group is not None:
+            self._group.meet(tick)
 
 
 class ModelStep:
@@ -49,7 +49,8 @@ class ModelStep:
 
     The step makes the workload's model and moves it to the device, unless `model` is given, which is there already.
     `make_batch` turns what the step is called with into a batch on the device; by default it copies a batch of the
-    host, and leaves batches alone that are made on the device (`on_device`).
+    host, and leaves batches alone that are made on the device (`on_device`). In a `group` of ranks, a model that trains
+    exchanges its gradients with the others.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class ModelStep:
         pinned: bool = False,
         model: torch.nn.Module | None = None,
         make_batch: Callable[[Any], Any] | None = None,
+        group: RankGroup | None = None,
     ) -> None:
+        self._group: Alone = group if group is not None and mode == "train" else Alone()
         self._workload, self._mode, self._setting, self._device = workload, mode, setting, device
         self._pinned = pinned
         self._make_batch = make_batch
@@ -74,8 +77,11 @@ class ModelStep:
                 model = model.to(memory_format=torch.channels_last)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.model = model.train(mode == "train")
-        self._called: torch.nn.Module = torch.compile(self.model) if setting.compile else self.model  # type: ignore[assignment]
         self._optimizer = calls.make_optimizer(workload, self.model) if mode == "train" else None
+        called = self._group.wrap(self.model, workload.ddp)
+        if setting.parallel == "dp" and setting.ranks > 1:
+            called = torch.nn.DataParallel(self.model, device_ids=list(range(setting.ranks)))
+        self._called: torch.nn.Module = torch.compile(called) if setting.compile else called  # type: ignore[assignment]
         scaled = mode == "train" and setting.precision == "fp16"
         self._scaler = torch.amp.GradScaler(device.type) if scaled else None
         self._accumulate, self._batches = setting.accumulate, 0
@@ -153,21 +159,23 @@ class ModelStep:
         tick("forward")
 
     def _train(self, batch: Any, tick: Tick) -> None:
-        with self.precision():
-            loss = self._loss(batch)
-        self._steps += 1
-        if loss is None:
-            self.updates_itself = True
-            tick("step")
-            return
-        if self.on_loss is not None:
-            self.on_loss(loss)
-        tick("forward")
-        loss = loss if self._accumulate == 1 else loss / self._accumulate
-        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        tick("backward")
+        group, is_update = self._group, (self._batches + 1) % self._accumulate == 0
+        with group.exchanges(adds=not is_update):
+            with self.precision():
+                loss = self._loss(batch)
+            self._steps += 1
+            if loss is None:
+                self.updates_itself = True
+                group.tick_step(tick)
+                return
+            if self.on_loss is not None:
+                self.on_loss(loss)
+            group.tick_forward(tick)
+            loss = loss if self._accumulate == 1 else loss / self._accumulate
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            group.tick_backward(tick)
         self._batches += 1
-        if self._batches % self._accumulate == 0:
+        if is_update:
             self._update()
         tick("update")
 
@@ -189,8 +197,14 @@ class ModelStep:
 
 
 def make_step(
-    workload: Workload, mode: Mode, setting: Setting, device: Device, *, pinned: bool
+    workload: Workload,
+    mode: Mode,
+    setting: Setting,
+    device: Device,
+    *,
+    pinned: bool,
+    group: RankGroup | None = None,
 ) -> SleepStep | ModelStep:
     if isinstance(device, SleepDevice):
-        return SleepStep(device)
-    return ModelStep(workload, mode, setting, device, pinned=pinned)
+        return SleepStep(device, group if mode == "train" else None)
+    return ModelStep(workload, mode, setting, device, pinned=pinned, group=group)

@@ -146,6 +146,8 @@ class _Training:
         dataset = calls.make_dataset(workload)
         setting = msgspec.structs.replace(request.setting, pin_memory=pinned_memory(request.setting, device))
         pinned = bool(setting.pin_memory)
+        if setting.threads is not None:
+            torch.set_num_threads(setting.threads)
         self._clock = clock_for(device)
         self._seed()  # the model begins the same, however much was drawn while the data was opened
         self._step = ModelStep(workload, "train", setting, device, pinned=pinned)

@@ -33,6 +33,8 @@ class LimitRequest(Record, frozen=True):
     - `accumulate`: batches to one update; above 1, gradients are kept from one batch to the next.
     - `gpu`: the GPU that a trace simulates, by name or compute capability; by default the one that is here.
     - `gpus`: how many GPUs the two-point method multiplies its answer by.
+    - `ranks`: how many ranks train together; each holds its gradients a second time, in buckets. The answer is the
+      batch of one rank.
     - `validate`: whether a pass over validation data at the same batch size must fit too.
     - `advise`: whether to try what changes in the order of allocations would bring.
     - `tolerance`: how far the size that ran and the one that failed may be apart, as a share.
@@ -48,6 +50,7 @@ class LimitRequest(Record, frozen=True):
     device: str = "auto"
     gpu: str | None = None
     gpus: int = 1
+    ranks: int = 1
     validate: bool = False
     cudnn_benchmark: bool = False
     advise: bool = False
@@ -64,7 +67,8 @@ class LimitRequest(Record, frozen=True):
                 raise InputError(f"no such {name}: {value!r}; choose {', '.join(filter(None, known))}")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise InputError(f"no such device: {self.device!r}; choose auto, cpu, cuda or cuda:N")
-        for name, count in (("the number of GPUs", self.gpus), ("accumulate", self.accumulate)):
+        counts = {"the number of GPUs": self.gpus, "ranks": self.ranks, "accumulate": self.accumulate}
+        for name, count in counts.items():
             if count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
         if not 0 <= self.tolerance < 1:
@@ -90,6 +94,7 @@ class LimitRequest(Record, frozen=True):
             precision=self.precision,
             cudnn_benchmark=self.cudnn_benchmark,
             accumulate=min(self.accumulate, _BATCHES_TO_AN_UPDATE),
+            ranks=self.ranks,
         )
 
 
@@ -105,6 +110,7 @@ class LimitOptions(TypedDict, total=False):
     device: str
     gpu: str | None
     gpus: int
+    ranks: int
     validate: bool
     cudnn_benchmark: bool
     advise: bool

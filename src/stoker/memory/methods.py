@@ -1,5 +1,7 @@
 """The methods of `limit`: a trace, real steps that close in on its guess, and three simpler searches by real steps."""
 
+from collections.abc import Sequence
+
 import msgspec
 import torch
 
@@ -11,10 +13,11 @@ from stoker.memory import ahead, two_point
 from stoker.memory.bracket import Bracket, bisected, close, doubled
 from stoker.memory.limit import LimitRequest
 from stoker.memory.replay import RULES as REPLAY
-from stoker.memory.replay import Estimate, Replays, less
+from stoker.memory.replay import Estimate, Replays, less, replay
 from stoker.memory.search import RULES as SEARCH
 from stoker.memory.search import ForkedSearch
 from stoker.memory.trace import quirks
+from stoker.memory.trace.log import AllocationLog
 from stoker.memory.tries import TryOrder
 from stoker.process.threads import limit_threads
 from stoker.records import Attempt, Gpu, Limit, LimitRemedy, Record, WorkloadSpec
@@ -89,6 +92,8 @@ def answer(source: Workload | WorkloadSpec, request: LimitRequest, emit: OnEvent
     elsewhere = card is None and request.gpu_memory is not None and request.device != "cpu"
     if request.method == "trace" or (elsewhere and request.method == "auto"):
         return by_trace(search)
+    if elsewhere and request.method == "two-point":
+        return by_traced_two_points(search)
     if card is None and (request.method != "auto" or request.device.startswith("cuda")):
         raise MachineError(f"--method {request.method} runs steps on a GPU, and torch finds none here; use trace")
     search.prepare()
@@ -110,6 +115,15 @@ def _card(request: LimitRequest) -> Gpu | None:
 
 def by_trace(search: ForkedSearch) -> Limit:
     """Follow one step on a simulated GPU, and replay it at any size."""
+    search.log = _traced(search)
+    found = Replays(search.log, search.budget_bytes).estimate()
+    if found.likely >= REPLAY.ceiling:
+        search.notes.append(f"the search ends at {found.likely}: larger batches were not looked at")
+    return search.limit(found.likely, found.interval, found.without_retry, estimate=found, method="trace")
+
+
+def _traced(search: ForkedSearch) -> AllocationLog:
+    """The log of one step on a simulated GPU that has as much memory as was asked about."""
     memory = search.request.gpu_memory_bytes
     if memory is None:
         raise InputError("without a GPU, say how much memory the one you mean has: --gpu-memory 16GiB")
@@ -117,11 +131,7 @@ def by_trace(search: ForkedSearch) -> Limit:
     search.emit(Phase(name="tracing", text="tracing one step on a simulated GPU"))
     example = worst_example(search.workload)
     search.see(example)
-    search.log = search.trace(example)
-    found = Replays(search.log, search.budget_bytes).estimate()
-    if found.likely >= REPLAY.ceiling:
-        search.notes.append(f"the search ends at {found.likely}: larger batches were not looked at")
-    return search.limit(found.likely, found.interval, found.without_retry, estimate=found, method="trace")
+    return search.trace(example)
 
 
 def by_auto(search: ForkedSearch) -> Limit:
@@ -185,7 +195,7 @@ def by_two_points(search: ForkedSearch) -> Limit:
     for batch_size in rules.batches:
         attempt = search.attempt(batch_size, steps=rules.iterations, weigh=True)
         if attempt.outcome != "done":
-            raise InputError(f"the two-point method needs batches of 10 and 50, and {batch_size} does not fit")
+            raise _does_not_fit(batch_size)
         later = attempt.reserved_samples[-rules.counted :]
         readings.append(
             two_point.Reading(
@@ -195,11 +205,38 @@ def by_two_points(search: ForkedSearch) -> Limit:
                 output_bytes=attempt.output_bytes,
             )
         )
+    if any(isinstance(module, torch.nn.RNNBase) for module in search.factory.model.modules()):
+        search.notes.append("two-point makes no claim for recurrent nets, and this model has recurrent layers")
+    return _on_the_line(search, readings)
+
+
+def by_traced_two_points(search: ForkedSearch) -> Limit:
+    """The same where there is no GPU: memory at both sizes as a traced step reserves it."""
+    search.log = log = _traced(search)
+    readings = []
+    for batch_size in two_point.RULES.batches:
+        found = replay(log, batch_size, search.budget_bytes)
+        if not found.fits:
+            raise _does_not_fit(batch_size)
+        # The bytes of inputs and outputs are part of what grows with the batch: the answer is the same without them.
+        readings.append(
+            two_point.Reading(
+                batch_size=batch_size, memory_bytes=found.reserved_peak_bytes, input_bytes=0.0, output_bytes=0.0
+            )
+        )
+    search.notes.append("two-point: memory at both sizes was traced on a simulated GPU, not read from one")
+    return msgspec.structs.replace(_on_the_line(search, readings), memory="GPU")
+
+
+def _does_not_fit(batch_size: int) -> InputError:
+    return InputError(f"the two-point method needs batches of 10 and 50, and {batch_size} does not fit")
+
+
+def _on_the_line(search: ForkedSearch, readings: Sequence[two_point.Reading]) -> Limit:
+    """The batch at which the line through two readings reaches the memory there is."""
     solved = two_point.solve(*readings)
     gpus = search.request.gpus
     most = solved.largest(search.budget_bytes, gpus=gpus)
-    if any(isinstance(module, torch.nn.RNNBase) for module in search.factory.model.modules()):
-        search.notes.append("two-point makes no claim for recurrent nets, and this model has recurrent layers")
     limit = search.limit(most, (most, most), None, estimate=None, method="two-point")
     return msgspec.structs.replace(
         limit,

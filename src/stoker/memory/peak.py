@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from stoker.memory.trace.log import Allocation, AllocationLog
+from stoker.memory.trace.log import BUCKETS, Allocation, AllocationLog
 from stoker.records import AliveBytes, AliveSince
 
 _LISTED = 12
@@ -99,6 +99,8 @@ def _total(numbers: set[int] | frozenset[int], sizes: _Sizes) -> int:
 
 
 def _label(allocation: Allocation, since: AliveSince) -> str:
+    if allocation.operator == BUCKETS:
+        return BUCKETS
     if since == "init":
         return "parameters and buffers"
     if allocation.kind == "workspace":

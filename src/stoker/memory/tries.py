@@ -2,8 +2,11 @@
 
 import re
 import resource
+import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from multiprocessing import util
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 
 from stoker.machine import host
 from stoker.measure.device import SleepDevice, parse_device
+from stoker.measure.group import Place, RankGroup
 from stoker.measure.steps import ModelStep
 from stoker.memory.trace.fake_cuda import LazyBuild
 from stoker.process import child, failures
@@ -184,6 +188,12 @@ class _Try:
         """A step that is called with a batch size. Batches are made on the device: a host copy would take as long
         again."""
         workload = self._factory.workload.with_(model=self._model)
+        group = None
+        if self._job.setting.ranks > 1 and self._job.mode == "train":  # one rank holds what each of several does
+            folder = tempfile.mkdtemp(prefix="rank-", dir=util.get_temp_dir())
+            group = RankGroup(Place(rank=0, of=1, meeting=str(Path(folder) / "meeting")), self._device)
+            group.join()
+            shutil.rmtree(folder)
         example, device, channels_last = self._factory.example, self._device, self._job.setting.channels_last
         return ModelStep(
             workload,
@@ -191,6 +201,7 @@ class _Try:
             self._job.setting,
             device,
             make_batch=lambda batch_size: example.sized(batch_size, device, channels_last=channels_last),
+            group=group,
         )
 
     def _one(self, step: ModelStep, batch_size: int) -> None:

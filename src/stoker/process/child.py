@@ -8,7 +8,6 @@ import atexit
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import IO, Any, Generic, Literal, TypeVar
 
 import cloudpickle
@@ -25,9 +24,8 @@ import msgspec
 from stoker import errors
 from stoker.errors import InputError, MachineError, StokerError
 from stoker.events import AnyEvent, OnEvent
-from stoker.process import failures
+from stoker.process import failures, stacks
 from stoker.process.forkserver import HEADER, RUNNING, STATUS, Call, kill_group
-from stoker.process.tree import family
 from stoker.process.wire import EVENT, Failure, FrameReader, read_outcome, receive, unreadable
 from stoker.records import Record
 
@@ -43,10 +41,6 @@ class ChildRules(Record, frozen=True):
 
     output_tail_bytes: int = 8192
     """The end of its output: enough for a traceback."""
-    stacks_tail_bytes: int = 1 << 17
-    """Where its processes stood: with a stack for each thread of each worker."""
-    stacks_wait_s: float = 0.5
-    """How long each process may take to write its stacks; one that cannot is not waited for."""
 
 
 RULES = ChildRules()
@@ -246,7 +240,7 @@ class _RunningCall(Generic[T]):
                         _, status = _read_status(connection)
                     elif self._left_s(began) == 0:
                         timed_out = True
-                        self._ask_for_stacks(pid)
+                        stacks.ask(pid, self._stacks.fileno())
                         kill_group(pid)
                         _, status = _read_status(connection)
         finally:
@@ -295,19 +289,6 @@ class _RunningCall(Generic[T]):
             self._on_event(event)
             self._heard = monotonic()  # the listener's own time is not the child's silence
 
-    def _ask_for_stacks(self, pid: int) -> None:
-        """Have each process write down where it stands, workers first, one after another so that they do not mix."""
-        for each in reversed(family(pid)):
-            size = os.fstat(self._stacks.fileno()).st_size
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(each, signal.SIGUSR1)
-            deadline = monotonic() + RULES.stacks_wait_s
-            while monotonic() < deadline:
-                sleep(0.02)
-                before, size = size, os.fstat(self._stacks.fileno()).st_size
-                if size and size == before:
-                    break
-
     def _ended(self, status: int, timed_out: bool, seconds: float) -> Ended[T]:
         killed = failures.signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
         how: Literal["returned", "raised", "killed", "timed_out"]
@@ -323,7 +304,7 @@ class _RunningCall(Generic[T]):
             failure=self._failure,
             signal=killed,
             output=_tail(self._output, RULES.output_tail_bytes),
-            stacks=_tail(self._stacks, RULES.stacks_tail_bytes),
+            stacks=_tail(self._stacks, stacks.RULES.most_bytes),
             seconds=seconds,
         )
 

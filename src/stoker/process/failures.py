@@ -78,13 +78,13 @@ def of_trace(sentence: str, trace: str) -> tuple[Outcome, Problem]:
     return "failed", Problem(sentence=sentence.splitlines()[0], where=own_place(trace), detail=detail)
 
 
-def of_signal(name: str | None, output: str) -> tuple[Outcome, Problem]:
+def of_signal(name: str | None, output: str, who: str = "the trial's process") -> tuple[Outcome, Problem]:
     """The outcome of a run whose own process died."""
     if name == "SIGBUS":
-        return "crashed", _bus_error("the trial's process")
+        return "crashed", _bus_error(who)
     last = output.strip().splitlines()[-1:]
     detail = output[-RULES.output_chars :] or None
-    sentence = f"the trial's process was ended by {name}" if name else "the trial's process ended without an error"
+    sentence = f"{who} was ended by {name}" if name else f"{who} ended without an error"
     if last:
         sentence += f"; the last it printed: {last[0][: RULES.line_chars]}"
     return "crashed", Problem(sentence=sentence, detail=detail)

@@ -10,7 +10,6 @@ killed; when the control socket closes, all children are killed.
 
 import contextlib
 import ctypes
-import faulthandler
 import importlib
 import multiprocessing
 import os
@@ -28,6 +27,7 @@ from typing import Any
 import msgspec
 
 from stoker.events import OnEvent
+from stoker.process.stacks import write_into as write_stacks_into
 from stoker.process.wire import EVENT, receive, write_frame, write_outcome
 from stoker.records import encode
 
@@ -176,11 +176,11 @@ def kill_group(pid: int) -> None:
 def run_child(connection: socket.socket, events: int, stacks: int, *standard: int) -> None:
     """Be the child: read the call, make it, report, and exit without running anybody's exit handlers."""
     os.setsid()
-    _die_with_parent()
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for target, fd in enumerate(standard):
         os.dup2(fd, target)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    write_stacks_into(stacks)
     try:
         write_outcome(events, lambda: _make_call(connection, lambda event: write_frame(events, EVENT, encode(event))))
     finally:
@@ -211,8 +211,8 @@ def _received(connection: socket.socket) -> bytearray:
     return data
 
 
-def _die_with_parent() -> None:
-    """On Linux, have the kernel kill this child when the server is gone."""
+def die_with_parent() -> None:
+    """On Linux, have the kernel kill this process when the one that forked it is gone."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == 1:

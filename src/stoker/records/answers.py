@@ -170,6 +170,7 @@ class Verdict(Record, frozen=True):
 
     An `uncertain` verdict may be about the host and not the pipeline: the run's threads had to wait for CPUs, and
     `doubt` says why. `findings` are sentences about what was seen beside the bottleneck, and hints without figures.
+    `rank` is the one of several ranks that the others regularly wait for; None where they are even.
     """
 
     bottleneck: str
@@ -178,6 +179,7 @@ class Verdict(Record, frozen=True):
     uncertain: bool = False
     doubt: str = ""
     findings: tuple[str, ...] = ()
+    rank: int | None = None
 
 
 Planner = Literal["simulate", "algebra", "grid"]
@@ -249,6 +251,7 @@ class Plan(Record, frozen=True):
     verified: tuple[VerifiedRemedy, ...] = ()
     batching: Batching = "size"
     mode_reason: str = ""
+    ranks: int = 1
 
     def __repr__(self) -> str:
         """One line: candidates and predictions would fill pages."""

@@ -75,7 +75,8 @@ class Run(Record, frozen=True):
 class Probes(Record, frozen=True):
     """All that a prediction needs: the machine, a description of the workload, and the runs.
 
-    `ran_out`: a step ran out of device memory, so larger ones do too.
+    `ran_out`: a step ran out of device memory, so larger ones do too. `exchange_s` are times of an exchange of
+    gradients among ranks; empty where none was seen.
     """
 
     subject: Subject
@@ -86,6 +87,7 @@ class Probes(Record, frozen=True):
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
     ran_out: bool = False
+    exchange_s: tuple[float, ...] = ()
 
     def of(self, *kinds: Kind) -> list[Run]:
         return [run for run in self.runs if run.kind in kinds]

@@ -16,6 +16,8 @@ Mode = Literal["train", "infer"]
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["sgd", "momentum", "adam", "adamw"]
 StartMethod = Literal["fork", "spawn", "forkserver"]
+Parallel = Literal["ddp", "dp"]
+"""How a model runs on several devices: DistributedDataParallel with a process for each, or DataParallel in one."""
 
 
 class Setting(Record, frozen=True):
@@ -23,7 +25,10 @@ class Setting(Record, frozen=True):
     order, batches come as they are ready: a slow one holds back no other. `multiprocessing_context` is how workers are
     started, None as Python does. `worker_threads` are torch's threads in each worker, None as PyTorch sets them: one.
     `threads` are those of the loop's process, None as PyTorch and the workload's code set them.
-    In training there is one update for `accumulate` batches."""
+    In training there is one update for `accumulate` batches.
+
+    There are `ranks` processes that train one model together (`ddp`), each with its own loader: batch size, workers and
+    threads are those of one rank. With `dp` one process has one loader, and splits each batch over `ranks` GPUs."""
 
     batch_size: int = 32
     num_workers: int = 0
@@ -39,9 +44,11 @@ class Setting(Record, frozen=True):
     channels_last: bool = False
     compile: bool = False
     cudnn_benchmark: bool = False
+    ranks: int = 1
+    parallel: Parallel = "ddp"
 
     def __post_init__(self) -> None:
-        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "accumulate": 1}
+        least = {"batch_size": 1, "num_workers": 0, "prefetch_factor": 1, "accumulate": 1, "ranks": 1}
         least |= {"worker_threads": 1, "threads": 1}
         for name, lowest in least.items():
             value = getattr(self, name)
@@ -50,6 +57,13 @@ class Setting(Record, frozen=True):
         if self.multiprocessing_context not in (None, *get_args(StartMethod)):
             known = ", ".join(get_args(StartMethod))
             raise InputError(f"no such start method: {self.multiprocessing_context!r}; choose from {known}")
+        if self.parallel not in get_args(Parallel):
+            raise InputError(f"no such way to use several devices: {self.parallel!r}; choose ddp or dp")
+
+    @property
+    def processes(self) -> int:
+        """How many processes have a loader and a loop."""
+        return self.ranks if self.parallel == "ddp" else 1
 
     @property
     def in_flight_batches(self) -> int:

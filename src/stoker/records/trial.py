@@ -25,7 +25,8 @@ Batching = Literal["size", "sampler", "function", "dataset"]
 
 class Subject(Record, frozen=True):
     """What was run, in words and counts. `items` are an epoch's; with `batch_sampler` the workload itself sets its
-    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given."""
+    batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given.
+    `repeats`: a stream that does not share its items out, so that each of several workers gives all of them."""
 
     name: str
     model: str
@@ -39,6 +40,7 @@ class Subject(Record, frozen=True):
     batching: Batching = "size"
     mode_reason: str = ""
     current: Setting | None = None
+    repeats: bool = False
 
 
 class Stage(Record, frozen=True):
@@ -107,13 +109,29 @@ class WorkerLog(Record, frozen=True):
         return max(0.0, 1 - (sum(self.cpu_s) + sum(self.delay_s)) / span_s) if span_s > 0 else 0.0
 
 
+class RankLog(Record, frozen=True):
+    """What one of several ranks did, as a trial of one process would keep it. Moments count from the start of the whole
+    run. `items` are this rank's alone."""
+
+    rank: int
+    items: int
+    total_s: float
+    start_s: float
+    stages: dict[str, Stage]
+    timeline: Timeline = Timeline()
+    workers: WorkerLog = WorkerLog()
+    peaks: dict[str, int] = field(default_factory=dict)
+
+
 class Problem(Record, frozen=True):
-    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do."""
+    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do. `rank`
+    is the rank that it happened in, where there are several."""
 
     sentence: str
     where: str | None = None
     remedy: str | None = None
     detail: str | None = None
+    rank: int | None = None
 
 
 class Trial(Record, frozen=True):
@@ -125,6 +143,11 @@ class Trial(Record, frozen=True):
     loop's process. `reference_s` are times of a fixed short job right before the run: they tell how fast the machine
     was at that moment. `updates_itself`: the setting accumulates, but the workload's own step makes its updates itself.
     `fits_workers`: the run reached its memory limit, and with so many workers it still ran; None where that is unknown.
+    `started` are short loadings of the same items with workers, right after a run without: they tell what workers take
+    to start, and what it takes to receive their batches.
+
+    With several ranks, `items` are those of all ranks. Stages, timeline and workers are those of rank `pace_rank`,
+    which has the most work of its own, and `rank_logs` has every one's.
     """
 
     outcome: Outcome
@@ -152,13 +175,16 @@ class Trial(Record, frozen=True):
     reference_s: tuple[float, ...] = ()
     updates_itself: bool = False
     fits_workers: int | None = None
+    started: "tuple[Trial, ...]" = ()
+    rank_logs: tuple[RankLog, ...] = ()
+    pace_rank: int | None = None
 
     def __repr__(self) -> str:
         """One line: raw samples would fill pages."""
         ran, setting = self.workload, self.setting
         took = f", {self.items} items in {format_seconds(self.total_s)}" if self.items else ""
-        workers = format_workers(setting.num_workers)
-        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, batch {setting.batch_size}, {workers}{took}>"
+        batch = "its own batches" if ran.batch_sampler else f"batch {setting.batch_size}"
+        return f"<Trial {self.outcome}: {ran.name}, {ran.mode}, {batch}, {format_workers(setting.num_workers)}{took}>"
 
     @property
     def first_batch_s(self) -> float | None:

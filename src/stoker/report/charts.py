@@ -46,6 +46,8 @@ STAGES = {
     "copy": "#e69f00",
     "forward": "#009e73",
     "backward": "#117733",
+    "exchange": "#882255",
+    "idle": "#f0c8b4",
     "update": "#cc79a7",
     "step": "#009e73",
     "inference": "#009e73",
@@ -85,7 +87,7 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
     panels = len({row.get(facet) for row in rows}) if facet else 1
     roomy = panels <= 2
     gap = alt.Scale(paddingInner=0.05, paddingOuter=0.02)
-    x = alt.X("num_workers:O", title="workers", axis=alt.Axis(labelAngle=0), scale=gap)
+    x = alt.X("num_workers:O", title="workers", axis=_SPACED, scale=gap)
     y = alt.Y("batch_size:O", title="batch size", sort="descending", scale=gap)
     tips = [
         *_facet_tip(facet),
@@ -110,11 +112,10 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
         layers.append(text.encode(x, y, text="sign:N", tooltip=tips))
     if roomy:
         dark = alt.condition("datum.regret > 0.55", alt.value("#ffffff"), alt.value("#24292f"))
-        layers.append(
-            timed.mark_text(fontSize=11).encode(
-                x, y, text=alt.Text("seconds:Q", format=".3~r"), color=dark, tooltip=tips
-            )
-        )
+        short = max((row["seconds"] for row in rows if row.get("seconds")), default=1.0) < _SHORT_S
+        number = alt.Text("_time:N") if short else alt.Text("seconds:Q", format=".3~r")
+        shown = timed.transform_calculate(_time="format(datum.seconds, '.3~s') + 's'") if short else timed
+        layers.append(shown.mark_text(fontSize=11).encode(x, y, text=number, color=dark, tooltip=tips))
     if any(row.get("regret") is not None and row["regret"] <= 0 for row in rows):
         best = base.transform_filter("isValid(datum.regret) && datum.regret <= 0")
         ring = best.mark_rect(fill=None, stroke=RING, strokeWidth=2.4, cornerRadius=2)
@@ -125,7 +126,11 @@ def heat_map(rows: Rows, *, facet: str | None = None, what: str = "slower than t
     width, height = min(520, max(110, wide * workers)), min(420, max(44, high * sizes))
     chart = alt.layer(*layers).properties(width=width, height=height)
     spec = _finished(chart, rows=rows, facet=facet, columns=columns if panels > 2 else 2)
-    return spec if facet else {**spec, "usermeta": {**spec["usermeta"], "cells": True}}
+    return {**spec, "usermeta": {**spec["usermeta"], "across": workers, **({} if facet else {"cells": True})}}
+
+
+_SHORT_S = 0.1
+"""Cells whose longest time is shorter have a unit: 2.03ms in place of 0.00203."""
 
 
 _EXTRAS = {"setting": "other settings", "note": "note", "low": "at least", "high": "at most"}
@@ -154,7 +159,7 @@ def lines(
         alt.Tooltip(f"{y}:Q", format=_FORMATS[unit], title=y_title),
     ]
     encoding: dict[str, Any] = {
-        "x": alt.X(f"{x}:O", title=x_title, axis=alt.Axis(labelAngle=0)),
+        "x": alt.X(f"{x}:O", title=x_title, axis=_SPACED),
         "y": alt.Y(
             f"{y}:Q",
             title=y_title,
@@ -203,7 +208,7 @@ def regret_bars(rows: Rows) -> Spec:
         alt.Tooltip("missing:Q", title="missing"),
     ]
     base = alt.Chart().encode(y=y, tooltip=tips)
-    title = "slower than the best: mean, worst (tick)"
+    title = "slower than the best (tick: worst)"
     mean = base.mark_bar(color=CATEGORIES[5], height=10, cornerRadiusEnd=2).encode(
         x=alt.X("regret_mean:Q", title=title, axis=alt.Axis(format=".0%", grid=True, tickCount=6))
     )
@@ -440,7 +445,7 @@ def timeline(rows: Rows) -> Spec:
         alt.Chart()
         .mark_bar(height={"band": 0.8}, cornerRadius=1, clip=True)
         .encode(
-            x=alt.X("begin_s:Q", title="seconds after the start of the run", axis=alt.Axis(grid=True), scale=whole),
+            x=alt.X("begin_s:Q", title="time after the start of the run", axis=_axis("s", tickCount=8), scale=whole),
             x2="end_s:Q",
             y=alt.Y("lane:N", sort=_order(rows, "lane"), title=None),
             color=alt.Color("does:N", scale=scale, title=None),
@@ -537,6 +542,8 @@ def memory_line(rows: Rows, *, budget_bytes: int) -> Spec:
 _SHAPES = {"done": "circle", "oom": "cross", "crashed": "diamond", "timed_out": "triangle", "failed": "square"}
 
 
+_SPACED = alt.Axis(labelAngle=0, labelOverlap=True, labelSeparation=4)
+"""An axis of values in order that leaves out labels where a panel is too narrow for all."""
 _FORMATS: dict[Unit, str] = {"s": ",.4~g", "B": ",.4~s", "%": ".1%", "": ",.4~g", "n": ",d"}
 _SECONDS = (
     "datum.value == 0 ? '0' : abs(datum.value) >= 1 ? format(datum.value, ',~g') + ' s' : abs(datum.value) >= 0.001 ? "

@@ -151,9 +151,18 @@ def _section(section: Section, places: Mapping[int, int]) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f"<th>{text(each)}</th>" for each in table.columns)
-    rows = "".join(f"<tr>{''.join(f'<td>{text(each)}</td>' for each in row)}</tr>" for row in table.rows)
+    rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in table.rows)
     caption = f"<caption>{text(table.title)}</caption>" if table.title else ""
     return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _cell(value: str) -> str:
+    """A cell of a table; a short one, such as `22.9 s`, stays on one line."""
+    return f"<td{' class=short' if len(value) <= _SHORT else ''}>{text(value)}</td>"
+
+
+_SHORT = 10
+"""Characters of a cell that is not broken."""
 
 
 def _figure(figure: Figure, number: int) -> str:

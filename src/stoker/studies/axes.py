@@ -13,15 +13,15 @@ from msgspec.structs import fields
 from stoker.errors import InputError
 from stoker.memory.trace.gpus import architecture
 from stoker.ranking.scores import SCORES
-from stoker.records import METHODS, Extent, Mode, OptimizerName, Planner, Precision, Setting
+from stoker.records import METHODS, Extent, LearningRateScale, Mode, OptimizerName, Planner, Precision, Setting
 from stoker.records.part import parse_part
-from stoker.records.task import StartMethod
+from stoker.records.task import Parallel, StartMethod
 from stoker.tuning.request import parse_current
 from stoker.units import parse_bytes, parse_seconds
 from stoker.workload.data.open import KINDS as DATA_KINDS
 
 Value = str | int | float | bool
-Kind = Literal["profile", "limit", "tune", "search"]
+Kind = Literal["profile", "limit", "tune", "search", "converge"]
 
 WORKLOAD = ("workload", "data", "items", "weights")
 COMMON = (*WORKLOAD, "mode", "device")
@@ -29,17 +29,25 @@ SETTING = tuple(each.name for each in fields(Setting))
 LABELS = ("family",)
 """Axes that are no part of a task: they split its tables."""
 EXTENT = ("batches", "warmup", "epochs", "source", "validate", "memory_limit")
-_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "validate")
-_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "current", "gpu_memory")
+_LIMIT = ("gpu_memory", "method", "optimizer", "reserve", "gpu", "gpus", "ranks", "validate")
+_TUNE = ("epochs", "throughput", "batch_size", "max_batch", "global_batch", "gpus", "ranks", "current", "gpu_memory")
 _TUNE_MORE = ("host_memory", "budget", "planner", "precision")
 SEARCH = ("part", "scores", "classes", "labels", "resamples", "weights_cache")
 """What only a candidate of a search has: options of its task."""
 _SEARCH = ("batch_size", "num_workers", "batches", "warmup")
+_CONVERGE = ("against", "epochs", "updates", "seeds", "scale_lr")
+_NOT_CONVERGE = ("accumulate", "ranks", "parallel")
+"""One process trains, and each of its batches is an update."""
 NAMES: dict[str, tuple[str, ...]] = {
     "profile": tuple(dict.fromkeys((*COMMON, *LABELS, *SETTING, *EXTENT))),
     "limit": tuple(dict.fromkeys((*COMMON, *LABELS, "precision", "cudnn_benchmark", "accumulate", *_LIMIT))),
     "tune": tuple(dict.fromkeys((*COMMON, *LABELS, *_TUNE, *_TUNE_MORE))),
     "search": tuple(dict.fromkeys((*WORKLOAD, "device", *LABELS, *SEARCH, *_SEARCH))),
+    "converge": tuple(
+        dict.fromkeys(
+            (*WORKLOAD, "device", *LABELS, *(name for name in SETTING if name not in _NOT_CONVERGE), *_CONVERGE)
+        )
+    ),
 }
 """The axes and fixed values that each kind of study knows."""
 
@@ -48,11 +56,13 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "precision": get_args(Precision),
     "source": get_args(get_type_hints(Extent)["source"]),
     "multiprocessing_context": get_args(StartMethod),
+    "parallel": get_args(Parallel),
     "method": METHODS,
     "optimizer": get_args(OptimizerName),
     "planner": get_args(Planner),
     "labels": ("classes", "random"),
     "weights_cache": ("warm", "cold"),
+    "scale_lr": get_args(LearningRateScale),
 }
 _FLAGS = (
     *("pin_memory", "persistent_workers", "in_order", "channels_last", "compile", "cudnn_benchmark"),

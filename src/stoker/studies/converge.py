@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import get_args
 
 import msgspec
 
@@ -12,28 +11,14 @@ from stoker.machine import inspect
 from stoker.measure.training import TrainingRequest, lr_factor, train
 from stoker.records import (
     Convergence,
-    Extent,
     LearningRateScale,
-    Record,
     Setting,
     Subject,
-    Task,
     TrainingRun,
     WorkloadSpec,
 )
+from stoker.studies.request import RULES, ConvergeRequest, seeds_of
 from stoker.workload.workload import Workload
-
-
-class ConvergeRules(Record, frozen=True):
-    """What is done if nothing else is asked for."""
-
-    seeds: int = 3
-    """The fewest from which an interval says something: with two it is six times as wide."""
-    epochs: int = 5
-    """Enough to see a curve."""
-
-
-RULES = ConvergeRules()
 
 
 def converge(
@@ -60,15 +45,21 @@ def converge(
     trained; a training that fails later is an outcome of its run.
     """
     source = WorkloadSpec(spec=source) if isinstance(source, str) else source
-    chosen = _checked(batch_size, against, epochs, updates, seeds, scale_lr)
+    asked = ConvergeRequest(
+        batch_size=batch_size,
+        against=against,
+        epochs=epochs,
+        updates=updates,
+        seeds=seeds_of(seeds),
+        scale_lr=scale_lr,
+    )
     shared = msgspec.structs.replace(setting or Setting(), batch_size=batch_size)
     if shared.accumulate != 1:
         raise InputError("accumulate changes how many items an update has; give that number as the batch size")
-    if epochs is None and updates is None:
-        epochs = RULES.epochs
+    epochs, updates = asked.length
     began = datetime.now(UTC)
     runs: list[TrainingRun] = []
-    for place, seed in enumerate(chosen):
+    for place, seed in enumerate(asked.seeds):
         order = (batch_size, against) if place % 2 == 0 else (against, batch_size)
         for size in order:  # in turn, so that a machine that becomes slower does not make one size look slower
             request = TrainingRequest(
@@ -86,7 +77,7 @@ def converge(
         workload=subject,
         batch_size=batch_size,
         against=against,
-        seeds=chosen,
+        seeds=asked.seeds,
         setting=shared,
         scale_lr=scale_lr,
         epochs=epochs,
@@ -94,36 +85,9 @@ def converge(
         runs=tuple(runs),
         notes=tuple(_notes(subject, batch_size, against)),
         machine=inspect(),
-        task=_task(source, shared, device, against, epochs, updates, chosen, scale_lr),
+        task=asked.task(source if isinstance(source, WorkloadSpec) else None, shared, device),
         when=began,
     )
-
-
-def _checked(
-    batch_size: int,
-    against: int,
-    epochs: int | None,
-    updates: int | None,
-    seeds: int | Sequence[int],
-    scale_lr: LearningRateScale,
-) -> tuple[int, ...]:
-    """The seeds. Raises InputError for what makes no comparison."""
-    if epochs is not None and updates is not None:
-        raise InputError("--epochs and --updates both say how long a training is; keep one of them")
-    count = seeds if isinstance(seeds, int) else len(seeds)
-    named = {"batch size": batch_size, "against": against, "epochs": epochs, "updates": updates, "seeds": count}
-    for name, value in named.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
-    if batch_size == against:
-        raise InputError(f"a batch size is compared with another one, and both are {against}")
-    if scale_lr not in get_args(LearningRateScale):
-        known = ", ".join(get_args(LearningRateScale))
-        raise InputError(f"no such scale of the learning rate: {scale_lr!r}; choose {known}")
-    chosen = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
-    if len(set(chosen)) < len(chosen):
-        raise InputError("a seed is given twice: the same training again tells nothing new")
-    return chosen
 
 
 def _unopened(source: Workload | WorkloadSpec, device: str) -> Subject:
@@ -143,29 +107,3 @@ def _notes(subject: Subject, batch_size: int, against: int) -> list[str]:
     if subject.items is not None and larger > subject.items:
         notes.append(f"the batch of {larger:,} is larger than the set: its one batch has {subject.items:,} items")
     return notes
-
-
-def _task(
-    source: Workload | WorkloadSpec,
-    setting: Setting,
-    device: str,
-    against: int,
-    epochs: int | None,
-    updates: int | None,
-    seeds: tuple[int, ...],
-    scale_lr: LearningRateScale,
-) -> Task:
-    options: dict[str, str | int | float | bool] = {"against": against, "seeds": ",".join(map(str, seeds))}
-    if updates is not None:
-        options["updates"] = updates
-    if scale_lr != "none":
-        options["scale_lr"] = scale_lr
-    return Task(
-        kind="converge",
-        workload=source if isinstance(source, WorkloadSpec) else None,
-        mode="train",
-        device=device,
-        setting=setting,
-        extent=Extent(batches=None, epochs=epochs or 1, validate=True),
-        options=options,
-    )

@@ -1,23 +1,41 @@
-"""How a task becomes a finished run. One interface: child processes here, other machines elsewhere."""
+"""How a task becomes a finished run. One interface: child processes here, the nodes of a Ray cluster in `ray.py`."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from stoker.analysis.convergence import difference
 from stoker.errors import InputError, StokerError
 from stoker.events import OnEvent
 from stoker.machine import inspect
 from stoker.process import child
-from stoker.records import CandidateTrial, Limit, Machine, Outcome, Plan, Record, Task, Trial, WorkloadSpec
+from stoker.records import (
+    CandidateTrial,
+    Convergence,
+    Limit,
+    Machine,
+    Outcome,
+    Plan,
+    Record,
+    Task,
+    Trial,
+    WorkloadSpec,
+)
 from stoker.records.documents import labelled
 from stoker.studies.figures import figures_of
+from stoker.studies.request import request_of
+
+Per = Literal["node", "gpu"]
+"""What of a cluster one trial takes: a whole node, or one GPU with its share of the node's CPUs."""
 
 
 class Finished(Record, frozen=True):
-    """What became of a task. `document` is the labelled record with its raw samples, as JSON."""
+    """What became of a task. `document` is the labelled record with its raw samples, as JSON. `machine` is the one that
+    ran it, None where the executor has only one. `is_lost`: not the task, but the machine that ran it came to an end.
+    """
 
     outcome: Outcome
     figures: dict[str, Any]
@@ -26,13 +44,27 @@ class Finished(Record, frozen=True):
     problem: str | None = None
     document: bytes | None = None
     versions: dict[str, str | None] = msgspec.field(default_factory=dict)
+    machine: Machine | None = None
+    is_lost: bool = False
 
 
 class Executor(Protocol):
     """Runs tasks, each in processes that are gone when `run` returns."""
 
-    def machine(self) -> Machine:
-        """The machine that the next task will run on."""
+    per: Per | None
+    """What of a cluster a trial takes; None for an executor of this machine alone."""
+
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Get ready to run these tasks. Raises InputError where no machine could."""
+        ...
+
+    def machines(self) -> Sequence[Machine]:
+        """The machines that tasks run on, each kind once; those of a cluster may become more."""
+        ...
+
+    def at_once(self, jobs: int) -> int:
+        """How many tasks may run now: `jobs` on this machine, in a cluster as many as have room. Raises MachineError
+        where there is nothing left to run on."""
         ...
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
@@ -66,11 +98,19 @@ OnFinished = Callable[[int, Finished], None]
 class LocalExecutor:
     """Runs every task in child processes on this machine."""
 
+    per: Per | None = None
+
     def __init__(self) -> None:
         self._machine = inspect()
 
-    def machine(self) -> Machine:
-        return self._machine
+    def begin(self, tasks: Sequence[Task]) -> None:
+        """Nothing has to be made ready."""
+
+    def machines(self) -> Sequence[Machine]:
+        return (self._machine,)
+
+    def at_once(self, jobs: int) -> int:
+        return jobs
 
     def run(self, task: Task, *, timeout_s: float | None, on_event: OnEvent | None) -> Finished:
         return execute(task, timeout_s=timeout_s, on_event=on_event)
@@ -131,6 +171,8 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
     problem = record.problem.sentence if isinstance(record, Trial) and record.problem else None
     if isinstance(record, Plan) and record.measured is None:
         outcome, problem = "failed", "no run of the plan finished within the budget"
+    if isinstance(record, Convergence):
+        outcome, problem = _ending(record)
     return Finished(
         outcome=outcome,
         figures=figures_of(record),
@@ -140,6 +182,14 @@ def execute(task: Task, *, timeout_s: float | None = None, on_event: OnEvent | N
         document=msgspec.json.encode(labelled(record, msgspec.to_builtins(record))),
         versions=_versions(record.machine if isinstance(record, Trial) else None),
     )
+
+
+def _ending(found: Convergence) -> tuple[Outcome, str | None]:
+    """Done where a seed finished with both sizes, else how the first training ended that did not."""
+    failed = next((run for run in found.runs if run.outcome != "done"), None)
+    if failed is None or difference(found).pairs:
+        return "done", None
+    return failed.outcome, failed.problem.sentence if failed.problem else None
 
 
 def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Trial:
@@ -152,6 +202,7 @@ def _profile(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> T
         mode=task.mode,
         device=task.device,
         timeout_s=timeout_s,
+        measure_start=False,  # a study runs settings, and predicts none
         on_event=on_event,
     )
 
@@ -166,6 +217,8 @@ def _limit(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Lim
         device=task.device,
         precision=task.setting.precision,
         cudnn_benchmark=task.setting.cudnn_benchmark,
+        accumulate=task.setting.accumulate,
+        ranks=task.setting.ranks,
         on_event=on_event,
         **options,
     )
@@ -217,7 +270,26 @@ def _with_weights(task: Task) -> Task:
     return msgspec.structs.replace(task, workload=spec, options=options)
 
 
-_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search}
+def _converge(task: Task, timeout_s: float | None, on_event: OnEvent | None) -> Convergence:
+    from stoker.studies.converge import converge
+
+    asked = request_of(task)
+    return converge(
+        _spec(task),
+        batch_size=asked.batch_size,
+        against=asked.against,
+        epochs=asked.epochs,
+        updates=asked.updates,
+        seeds=asked.seeds,
+        scale_lr=asked.scale_lr,
+        setting=task.setting,
+        device=task.device,
+        timeout_s=timeout_s,
+        on_event=on_event,
+    )
+
+
+_RUN = {"profile": _profile, "limit": _limit, "tune": _tune, "search": _search, "converge": _converge}
 
 
 def _spec(task: Task) -> Any:

@@ -1,14 +1,16 @@
 """Summary figures of a finished run, for tables: what the store keeps beside the raw samples."""
 
-from statistics import median
+from collections.abc import Iterable
+from statistics import fmean, median
 from typing import Any
 
+from stoker.analysis.convergence import difference, sentences
 from stoker.analysis.spans import steady
-from stoker.records import CandidateTrial, Limit, Plan, Record, Trial
+from stoker.records import CandidateTrial, Convergence, Limit, Plan, Record, Trial
 
 
 def figures_of(record: Record) -> dict[str, Any]:
-    """The summary columns of a trial, a limit, a plan or a candidate of a search."""
+    """The summary columns of a trial, a limit, a plan, a candidate of a search or a comparison of two batch sizes."""
     if isinstance(record, Trial):
         return _of_trial(record)
     if isinstance(record, Limit):
@@ -17,6 +19,8 @@ def figures_of(record: Record) -> dict[str, Any]:
         return _of_plan(record)
     if isinstance(record, CandidateTrial):
         return _of_candidate(record)
+    if isinstance(record, Convergence):
+        return _of_convergence(record)
     return {}
 
 
@@ -44,6 +48,10 @@ def _of_trial(trial: Trial) -> dict[str, Any]:
     }
     figures |= {f"{name}_s": stage.total_s for name, stage in trial.stages.items() if "." not in name}
     figures |= trial.peaks
+    epochs = trial.timeline.epoch_s
+    if len(epochs) > 1:
+        figures |= {"epoch_s": fmean(epochs), "first_epoch_s": epochs[0], "later_epoch_s": median(epochs[1:])}
+        figures |= {"shortest_epoch_s": min(epochs[1:]), "longest_epoch_s": max(epochs[1:])}
     for name, gauge in trial.gauges.items():
         figures[f"{name}_mean"] = gauge.average
         figures[f"{name}_max"] = gauge.maximum
@@ -122,3 +130,37 @@ def _of_candidate(trial: CandidateTrial) -> dict[str, Any]:
         "candidate_s": trial.total_s,
         **trial.peaks,
     }
+
+
+def _of_convergence(found: Convergence) -> dict[str, Any]:
+    """For each of the two sizes the means over its seeds, the other size's with `against_` in front."""
+    seen = difference(found)
+    figures: dict[str, Any] = {
+        "workload": found.workload.name,
+        "model": found.workload.model,
+        "data": found.workload.data,
+        "mode": "train",
+        "device": found.workload.device,
+        "pairs": seen.pairs,
+        "finding": "; ".join(sentences(found, seen)),
+    }
+    for prefix, size in (("", found.batch_size), ("against_", found.against)):
+        runs = [run for run in found.of(size) if run.outcome == "done" and run.checkpoints]
+        firsts, lasts = [run.checkpoints[0] for run in runs], [run.checkpoints[-1] for run in runs]
+        figures |= {
+            f"{prefix}metric_before": _mean(each.metric for each in firsts),
+            f"{prefix}metric": _mean(each.metric for each in lasts),
+            f"{prefix}validation_loss": _mean(each.validation_loss for each in lasts),
+            f"{prefix}train_s": _mean(run.train_s for run in runs),
+            f"{prefix}learned": seen.learned[size],
+        }
+    for name, value in (("metric", seen.metric), ("loss", seen.loss)):
+        figures[f"{name}_difference"] = value.mean if value else None
+        figures[f"{name}_margin"] = value.margin if value else None
+    figures["metric_scale"] = seen.metric_scale
+    return figures
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

@@ -4,7 +4,7 @@
 name = "my-grid"
 seed = 0
 repeats = 3
-kind = "profile"            # or "limit", "tune", "search"
+kind = "profile"            # or "limit", "tune", "search", "converge"
 
 [fixed]
 mode = "infer"
@@ -24,6 +24,8 @@ workload = "resnet18"
 batch_size = 512
 num_workers = 16
 ```
+
+A grid may name a `generator`: more cells follow then from the results of each of its own, with the values of `[then]`.
 """
 
 import itertools
@@ -41,9 +43,16 @@ from msgspec import field
 from stoker.errors import InputError
 from stoker.records import Extent, Record, Setting, Task, WorkloadSpec
 from stoker.studies.axes import COMMON, EXTENT, LABELS, NAMES, SEARCH, SETTING, Kind, Value, checked, nearest
+from stoker.studies.generators import GENERATORS
+from stoker.studies.request import RULES as CONVERGE
+from stoker.studies.request import ConvergeRequest
+from stoker.studies.store import TrialRow
 from stoker.units import parse_bytes, parse_seconds
 
-_TOP = ("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include")
+_TOP = (
+    *("name", "title", "seed", "repeats", "kind", "timeout", "about", "fixed", "axes", "exclude", "include"),
+    *("generator", "then"),
+)
 _LONGEST_NAME = 100
 _MOST_TASKS = 1_000_000
 """More than any machine can run, and about as many as fit into memory."""
@@ -64,6 +73,8 @@ class Grid(Record, frozen=True):
     axes: tuple[dict[str, tuple[Value, ...]], ...] = ()
     exclude: tuple[dict[str, Value], ...] = ()
     include: tuple[dict[str, Value], ...] = ()
+    generator: str | None = None
+    then: dict[str, Value] = field(default_factory=dict)
 
     def cells(self) -> list[dict[str, Value]]:
         """The values of every task, fixed ones included, in the order in which the grid writes them."""
@@ -79,12 +90,38 @@ class Grid(Record, frozen=True):
         return list(dict.fromkeys(name for axes in self.axes for name in axes))
 
     def tasks(self) -> dict[str, "Asked"]:
-        """Every task by its key. Cells that ask for the same thing (prefetching without workers) are one task."""
+        """Every task by its key. Cells that ask for the same thing (prefetching without workers) are one task. Of a
+        grid with a generator, those that need no results."""
+        return self.asked({})
+
+    def asked(
+        self, rows: Mapping[str, Sequence[TrialRow]], cells: Iterable[Mapping[str, Value]] | None = None
+    ) -> dict[str, "Asked"]:
+        """Every task that is known given these trials by key, the last attempt at each repeat. `cells` are some of the
+        grid's."""
         found: dict[str, Asked] = {}
-        for cell in self.cells():
-            task = task_of(cell, self.kind)
-            found.setdefault(task.key(), Asked(task=task, values=cell))
+        for cell in self.cells() if cells is None else cells:
+            if self.generator is None:
+                _add(found, cell, self.kind)
+            else:
+                self._generate(found, cell, rows)
         return found
+
+    def _generate(
+        self, found: dict[str, "Asked"], cell: Mapping[str, Value], rows: Mapping[str, Sequence[TrialRow]]
+    ) -> None:
+        """What a cell's generator asks for, until trials are missing."""
+        generator = GENERATORS[str(self.generator)].make(cell, self.then)
+        wanted = next(generator)
+        while True:
+            keys = [_add(found, each, each.get("kind", self.kind)) for each in wanted]
+            answers = [[row for row in rows.get(key, ()) if row.repeat < self.repeats] for key in keys]
+            if any(len(answer) < self.repeats for answer in answers):
+                return
+            try:
+                wanted = generator.send(answers)
+            except StopIteration:
+                return
 
 
 class Asked(Record, frozen=True):
@@ -92,6 +129,14 @@ class Asked(Record, frozen=True):
 
     task: Task
     values: dict[str, Value]
+
+
+def _add(found: dict[str, Asked], cell: Mapping[str, Value], kind: Any) -> str:
+    """Note the task of a cell, unless it is there. Its key."""
+    task = task_of(cell, kind)
+    key = task.key()
+    found.setdefault(key, Asked(task=task, values=dict(cell)))
+    return key
 
 
 def order(keys: Iterable[str], seed: int, repeats: int) -> Iterator[tuple[str, int]]:
@@ -128,9 +173,13 @@ def task_of(cell: Mapping[str, Value], kind: Kind) -> Task:
         return Task(**common, setting=_setting(cell), extent=_extent(cell))
     if kind == "search":
         return _candidate(cell, common)
+    if kind == "converge":
+        return _converge_task(cell, common)
     setting: dict[str, Any] = {
         name: cell[name] for name in ("precision", "cudnn_benchmark", "accumulate") if name in cell
     }
+    if kind == "limit" and "ranks" in cell:
+        setting["ranks"] = cell["ranks"]
     options = {name: value for name, value in cell.items() if name not in (*COMMON, *LABELS, *setting)}
     if kind == "limit" and spec.data is None and ":" not in spec.spec:
         common["workload"] = msgspec.structs.replace(spec, data="device")
@@ -152,6 +201,21 @@ def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
     return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, extent=extent, options=options)
 
 
+def _converge_task(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
+    """As `stoker converge` notes it, so that equal trainings have equal keys."""
+    if "against" not in cell:
+        raise InputError("against is missing: the batch size in question")
+    request = ConvergeRequest(
+        batch_size=int(cell.get("batch_size", Setting().batch_size)),
+        against=int(cell["against"]),
+        epochs=_count(cell, "epochs"),
+        updates=_count(cell, "updates"),
+        seeds=tuple(range(_count(cell, "seeds") or CONVERGE.seeds)),
+        scale_lr=cell.get("scale_lr", "none"),  # type: ignore[arg-type] - axes.checked
+    )
+    return request.task(common["workload"], _setting(cell), common.get("device", "auto"))
+
+
 def check_cell(cell: Mapping[str, Value]) -> None:
     """Raises InputError for values that are possible one by one, and not together."""
     source, device = cell.get("source"), str(cell.get("device", ""))
@@ -163,6 +227,8 @@ def check_cell(cell: Mapping[str, Value]) -> None:
         raise InputError(f"source {source} needs files, and data that is made on the device has none")
     if "weights_cache" in cell and ("weights" in cell or spec.from_function):
         raise InputError("weights_cache makes a file of random weights for a model's name; leave it or the weights out")
+    if cell.get("validate") and cell.get("parallel", "ddp") == "ddp" and int(cell.get("ranks", 1)) > 1:
+        raise InputError("validate scores a model in one process, and ranks are several; leave one of them out")
     if cell.get("validate") and device.startswith("sleep:"):
         raise InputError(f"validate scores a model, and {device} computes nothing; leave one of them out")
 
@@ -172,6 +238,8 @@ def _setting(cell: Mapping[str, Value]) -> Setting:
     if values.get("num_workers", 0) == 0:  # nothing to prefetch, to keep alive or to start
         for name in _NEEDS_WORKERS:
             values.pop(name, None)
+    if values.get("ranks", 1) == 1:  # nothing is parallel
+        values.pop("parallel", None)
     return Setting(**values)
 
 
@@ -247,6 +315,8 @@ class _Reader:
         if kind not in NAMES:
             self._fail("", "kind", f"no such kind: {kind!r}{nearest(str(kind), NAMES)}; choose {', '.join(NAMES)}")
         fixed = self._values("fixed", self._table(document, "fixed"), kind)
+        generator = self._generator(document, kind)
+        then = self._values("then", self._table(document, "then"), "profile")
         written = document.get("axes", [])
         tables = written if isinstance(written, list) else [written]
         axes = tuple(self._axes(each, kind, fixed, number) for number, each in enumerate(tables))
@@ -270,6 +340,8 @@ class _Reader:
             axes=axes,
             exclude=exclude,
             include=include,
+            generator=generator,
+            then=then,
         )
         if grid.repeats < 1:
             self._fail("", "repeats", f"repeats must be at least 1, got {grid.repeats}")
@@ -277,6 +349,19 @@ class _Reader:
             self._fail("", "timeout", f"timeout goes with kind profile and search; a grid of kind {kind} has none")
         self._possible(grid)
         return grid
+
+    def _generator(self, document: dict[str, Any], kind: str) -> str | None:
+        name = document.get("generator")
+        if name is None:
+            if "then" in document:
+                self._fail("", "then", "[then] has the values of a generator's later cells, and no generator is named")
+            return None
+        if name not in GENERATORS:
+            known = ", ".join(GENERATORS)
+            self._fail("", "generator", f"no such generator: {name!r}{nearest(str(name), GENERATORS)}; choose {known}")
+        if GENERATORS[name].kind != kind:
+            self._fail("", "generator", f'generator {name} begins with kind = "{GENERATORS[name].kind}", got {kind!r}')
+        return str(name)
 
     def _possible(self, grid: Grid) -> None:
         """Make every task once, so that what is impossible is said before anything runs."""
@@ -294,6 +379,9 @@ class _Reader:
             try:
                 check_cell(cell)
                 task_of(cell, grid.kind).key()
+                if grid.generator is not None:
+                    later = {name: value for name, value in cell.items() if name in COMMON and name != "device"}
+                    task_of({**later, **grid.then}, "profile")
             except InputError as error:
                 self._fail("", self._blamed(str(error), cell), str(error))
 

@@ -20,10 +20,11 @@ from stoker.ranking.request import SearchRequest, search_request
 from stoker.ranking.resampling import RESAMPLING, score_model
 from stoker.records import CandidateTrial, Extent, Problem, RankedModels, Ranking, Record, Task, parse
 from stoker.studies.driver import RULES as DRIVER
+from stoker.studies.driver import place_of
 from stoker.studies.executors import Executor, Finished, LocalExecutor
 from stoker.studies.fingerprint import fingerprint_of
 from stoker.studies.grid import Grid
-from stoker.studies.store import Slot, Store, TrialRow
+from stoker.studies.store import Place, Slot, Store, TrialRow
 from stoker.studies.study import DEFAULT_STORE
 from stoker.units import format_count
 
@@ -99,8 +100,7 @@ class _Search:
         self._host_memory_bytes, self._on_event = host_memory_bytes, on_event
         self._began = monotonic()
         self._deadline = math.inf if budget_s is None else self._began + budget_s
-        machine = executor.machine()
-        self._machine, self._fingerprint = machine, fingerprint_of(machine)
+        executor.begin(list(request.tasks.values()))
         self._tasks = {task.key(): task for task in request.tasks.values()}
         self._names = {task.key(): name for name, task in request.tasks.items()}
         self._claimed: list[Slot] = []
@@ -111,10 +111,11 @@ class _Search:
     def run(self) -> Ranking:
         when = datetime.now(UTC)
         request = self._request
-        self._store.add_machine(self._fingerprint, facts_of(self._machine))
+        for machine in self._executor.machines():
+            self._store.add_machine(fingerprint_of(machine), facts_of(machine))
         cells = {key: (task, _cell(self._names[key], request)) for key, task in self._tasks.items()}
         self._store.add_study(request.study, _grid(request), SOURCE, cells)
-        last = self._store.last_attempts(self._fingerprint)
+        last = self._store.last_attempts(place_of(self._executor))
         slots = [Slot(key, 0) for key in self._tasks]
         reused = {slot.key for slot in slots if slot in last and last[slot][0] == "done"}
         pending = dict.fromkeys(slot for slot in slots if slot.key not in reused)
@@ -154,7 +155,7 @@ class _Search:
         other."""
         if monotonic() >= self._deadline:
             raise _OutOfBudget("the budget is spent")
-        claimed = self._store.claim(pending, self._fingerprint, jobs=len(self._claimed) + 1, retries=retries)
+        claimed = self._store.claim(pending, place_of(self._executor), jobs=len(self._claimed) + 1, retries=retries)
         for slot in (*claimed.finished, claimed.slot):
             if slot is not None:
                 del pending[slot]
@@ -166,11 +167,13 @@ class _Search:
 
     def _finished(self, place: int, finished: Finished) -> None:
         slot = self._batch[place]
+        machine = finished.machine or self._executor.machines()[0]
+        self._store.add_machine(fingerprint_of(machine), facts_of(machine))
         self._store.record(
             TrialRow(
                 key=slot.key,
                 repeat=slot.repeat,
-                machine=self._fingerprint,
+                machine=fingerprint_of(machine),
                 outcome=finished.outcome,
                 began=finished.began,
                 wall_s=finished.wall_s,
@@ -178,7 +181,8 @@ class _Search:
                 problem=finished.problem,
                 versions=finished.versions,
                 document=finished.document,
-            )
+            ),
+            place_of(self._executor),
         )
         self._claimed.remove(slot)
         self._over += 1
@@ -207,7 +211,7 @@ class _Search:
     def _release(self) -> None:
         for slot in self._claimed:
             with suppress(StokerError):
-                self._store.release(slot, self._fingerprint)
+                self._store.release(slot, place_of(self._executor))
         self._claimed = []
 
     # ------------------------------------------------------------ the answer
@@ -230,16 +234,19 @@ class _Search:
             stopped=stopped,
             notes=tuple(_notes(candidates, request)),
             wall_s=monotonic() - self._began,
-            machine=self._machine,
+            machine=self._executor.machines()[0],
             when=when,
         )
 
     def _trials(self) -> dict[str, CandidateTrial]:
-        """The last attempt of every candidate that was run on this machine."""
+        """The last attempt of every candidate that was run on this machine, or in the cluster."""
+        machines = {fingerprint_of(machine) for machine in self._executor.machines()}
+        per = self._executor.per
         rows = [
             row
             for row in self._store.trials(self._request.study, documents=True, keys=list(self._tasks))
-            if row.machine == self._fingerprint and row.document is not None
+            if (row.machine in machines or (per is not None and row.figures.get("per") == per))
+            and row.document is not None
         ]
         found = {}
         for row in sorted(rows, key=lambda row: row.attempt):
@@ -356,7 +363,8 @@ def forecast(
     """What a search would execute and how long it should take, from its finished trials or a probe of each model on a
     few items. Writes nothing. What candidates share makes the search shorter than the sum."""
     executor = executor or LocalExecutor()
-    known = _known_seconds(Path(db), fingerprint_of(executor.machine()))
+    executor.begin(list(request.tasks.values()))
+    known = _known_seconds(Path(db), place_of(executor))
     rows = {name: known.get(task.key()) for name, task in request.tasks.items()}
     probes = _probed([task for name, task in request.tasks.items() if rows[name] is None], executor, on_event)
     candidates = []
@@ -388,13 +396,13 @@ def forecast(
     )
 
 
-def _known_seconds(db: Path, machine: str) -> dict[str, float]:
+def _known_seconds(db: Path, place: Place) -> dict[str, float]:
     """Seconds of candidates that are done on this machine, by key."""
     if not db.exists():
         return {}
     with Store(db, create=False) as store:
-        done = {slot.key for slot, (outcome, _) in store.last_attempts(machine).items() if outcome == "done"}
-        return {key: seconds[-1] for key, seconds in store.wall_seconds(machine).items() if key in done}
+        done = {slot.key for slot, (outcome, _) in store.last_attempts(place).items() if outcome == "done"}
+        return {key: seconds[-1] for key, seconds in store.wall_seconds(place).items() if key in done}
 
 
 def _probed(tasks: Sequence[Task], executor: Executor, on_event: OnEvent | None) -> dict[str, CandidateTrial]:

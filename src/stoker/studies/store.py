@@ -22,6 +22,7 @@ from msgspec import field
 from stoker.errors import InputError, MachineError
 from stoker.machine.storage import storage
 from stoker.records import Outcome, Record, Task, decode, encode
+from stoker.studies.executors import Per
 from stoker.studies.owner import Owner, forget, is_alive, new_owner
 from stoker.studies.schema import APPLICATION_ID, MIGRATIONS, SCHEMA
 
@@ -52,6 +53,19 @@ class Slot(NamedTuple):
 
     key: str
     repeat: int
+
+
+class Cluster(NamedTuple):
+    """Where a slot counts as run as soon as any node of a cluster has run it. `per`: what of a node a trial takes;
+    `machines`: the fingerprints of the nodes that are known now. A trial of a node says so in its figure `per`, so it
+    still counts when its node has left."""
+
+    per: Per
+    machines: tuple[str, ...] = ()
+
+
+Place = str | Cluster
+"""Where a slot is to be run: on the machine of this fingerprint, or somewhere in a cluster."""
 
 
 class Claim(NamedTuple):
@@ -196,36 +210,39 @@ class Store:
 
     # ------------------------------------------------------------ claims and trials
 
-    def claim(self, slots: Iterable[Slot], machine: str, *, jobs: int, retries: Mapping[Slot, int]) -> Claimed:
-        """Claim the first of `slots` that has no trial on this machine and that nobody else runs.
+    def claim(self, slots: Iterable[Slot], place: Place, *, jobs: int, retries: Mapping[Slot, int]) -> Claimed:
+        """Claim the first of `slots` that has no trial at this place and that nobody else runs there.
 
-        At most `jobs` trials run on this host over all drivers of the file; with so many, nothing is claimed. A slot in
+        At most `jobs` trials run on this host over all drivers of the file; with so many, nothing is claimed. What runs
+        in a cluster does not count, and is not limited: its driver knows how many fit. A slot in
         `retries` counts as open while its last attempt has the number given there: two drivers that were asked to retry
         it do so once. Claims of dead owners are removed first.
         """
         with self._transaction() as db:
-            claims = self._live_claims(db)
-            if len(claims) >= jobs:
-                return Claimed(None, waits_for=tuple(claims))
-            claimed = {Slot(each.key, each.repeat): each for each in claims if each.machine == machine}
+            name, claims = _claim_name(place), self._live_claims(db)
+            here = [each for each in claims if not each.machine.startswith(_CLUSTER)]
+            if isinstance(place, str) and len(here) >= jobs:
+                return Claimed(None, waits_for=tuple(here))
+            claimed = {Slot(each.key, each.repeat): each for each in claims if each.machine == name}
             finished, waits_for = [], []
             for slot in slots:
                 if slot in claimed:
                     waits_for.append(claimed[slot])
                     continue
-                last = _last_attempt(db, slot, machine)
+                last = _last_attempt(db, slot, place)
                 if last is not None and retries.get(slot) != last:
                     finished.append(slot)
                     continue
                 db.execute(
                     "INSERT INTO claims (key, repeat, machine, owner, since) VALUES (?, ?, ?, ?, ?)",
-                    (*slot, machine, encode(self._owner).decode(), _now()),
+                    (*slot, name, encode(self._owner).decode(), _now()),
                 )
                 return Claimed(slot, tuple(finished))
             return Claimed(None, tuple(finished), tuple(waits_for))
 
-    def record(self, row: TrialRow) -> int:
-        """Store a finished trial and end this process' claim on it, both or neither. The number of the attempt.
+    def record(self, row: TrialRow, place: Place | None = None) -> int:
+        """Store a finished trial and end this process' claim on it, both or neither. The number of the attempt. `place`
+        is where it was claimed, by default its machine.
 
         A slot that another driver finished meanwhile (after this one was taken for dead) gets a further attempt.
         """
@@ -233,7 +250,7 @@ class Store:
             attempt = _insert(db, row)
             db.execute(
                 "DELETE FROM claims WHERE key = ? AND repeat = ? AND machine = ? AND owner = ?",
-                (row.key, row.repeat, row.machine, encode(self._owner).decode()),
+                (row.key, row.repeat, _claim_name(place or row.machine), encode(self._owner).decode()),
             )
             return attempt
 
@@ -243,12 +260,12 @@ class Store:
             for row in rows:
                 _insert(db, row)
 
-    def release(self, slot: Slot, machine: str) -> None:
+    def release(self, slot: Slot, place: Place) -> None:
         """Give a claim back without a trial."""
         with self._transaction() as db:
             db.execute(
                 "DELETE FROM claims WHERE key = ? AND repeat = ? AND machine = ? AND owner = ?",
-                (*slot, machine, encode(self._owner).decode()),
+                (*slot, _claim_name(place), encode(self._owner).decode()),
             )
 
     def claims(self) -> list[Claim]:
@@ -312,33 +329,54 @@ class Store:
             found[row["machine"]] = Counts(outcomes, before.slots + row["asked"], before.attempts + row["attempts"])
         return found
 
-    def last_attempts(self, machine: str) -> dict[Slot, tuple[str, int]]:
-        """The outcome and number of the last attempt at every slot that this machine has run."""
+    def clusters(self, study: str) -> dict[str, Per]:
+        """The machines that are nodes of a cluster, by fingerprint, and what of a node a trial took."""
         rows = self._rows(
-            "SELECT key, repeat, outcome, MAX(attempt) AS attempt FROM trials WHERE machine = ? GROUP BY key, repeat",
-            (machine,),
+            "SELECT DISTINCT machine, json_extract(figures, '$.per') AS per FROM trials WHERE per IS NOT NULL "
+            "AND key IN (SELECT key FROM study_tasks WHERE study = ? AND asked = 1)",
+            (study,),
+        )
+        return {row["machine"]: row["per"] for row in rows}
+
+    def last_attempts(self, place: Place) -> dict[Slot, tuple[str, int]]:
+        """The outcome and number of the last attempt at every slot that was run at this place."""
+        where, values = _at(place)
+        rows = self._rows(
+            f"SELECT key, repeat, outcome, MAX(rowid), COUNT(*) - 1 AS attempt FROM trials WHERE {where} "
+            "GROUP BY key, repeat",
+            values,
         )
         return {Slot(row["key"], row["repeat"]): (row["outcome"], row["attempt"]) for row in rows}
 
-    def wall_seconds(self, machine: str) -> dict[str, list[float]]:
-        """Seconds that the trials of each task took on this machine, processes included."""
+    def last_attempt(self, slot: Slot, place: Place) -> int | None:
+        """The number of the last attempt at a slot; None where there was none."""
+        with self._reading() as db:
+            return _last_attempt(db, slot, place)
+
+    def wall_seconds(self, place: Place) -> dict[str, list[float]]:
+        """Seconds that the trials of each task took at this place, processes included."""
         found: dict[str, list[float]] = {}
-        for row in self._rows("SELECT key, wall_s FROM trials WHERE machine = ? AND wall_s IS NOT NULL", (machine,)):
+        where, values = _at(place)
+        for row in self._rows(f"SELECT key, wall_s FROM trials WHERE {where} AND wall_s IS NOT NULL", values):
             found.setdefault(row["key"], []).append(row["wall_s"])
         return found
 
     @staticmethod
     def _claims(rows: Iterable[sqlite3.Row]) -> list[Claim]:
-        return [
-            Claim(row["key"], row["repeat"], row["machine"], decode(row["owner"].encode(), Owner), row["since"])
-            for row in rows
-        ]
+        owners: dict[str, Owner] = {}  # a driver of a cluster has a claim for each node
+        for row in (listed := list(rows)):
+            if row["owner"] not in owners:
+                owners[row["owner"]] = decode(row["owner"].encode(), Owner)
+        return [Claim(row["key"], row["repeat"], row["machine"], owners[row["owner"]], row["since"]) for row in listed]
 
     def _live_claims(self, db: sqlite3.Connection) -> list[Claim]:
         """Claims of living owners; the others are removed."""
         alive: list[Claim] = []
+        lives: dict[Owner, bool] = {}
         for claim in self._claims(db.execute("SELECT * FROM claims").fetchall()):
-            if is_alive(claim.owner, self.path):
+            if claim.owner not in lives:
+                lives[claim.owner] = is_alive(claim.owner, self.path)
+            if lives[claim.owner]:
                 alive.append(claim)
             else:
                 db.execute(
@@ -452,11 +490,27 @@ def _trial_of(row: sqlite3.Row) -> TrialRow:
     )
 
 
-def _last_attempt(db: sqlite3.Connection, slot: Slot, machine: str) -> int | None:
-    row = db.execute(
-        "SELECT MAX(attempt) AS attempt FROM trials WHERE key = ? AND repeat = ? AND machine = ?", (*slot, machine)
-    ).fetchone()
-    return None if row["attempt"] is None else int(row["attempt"])
+def _last_attempt(db: sqlite3.Connection, slot: Slot, place: Place) -> int | None:
+    where, values = _at(place)
+    query = f"SELECT COUNT(*) AS attempts FROM trials WHERE key = ? AND repeat = ? AND {where}"
+    attempts = int(db.execute(query, (*slot, *values)).fetchone()["attempts"])
+    return attempts - 1 if attempts else None
+
+
+_CLUSTER = "ray per "
+"""How the machine of a claim begins that is for any node of a cluster: no fingerprint does."""
+
+
+def _claim_name(place: Place) -> str:
+    return place if isinstance(place, str) else f"{_CLUSTER}{place.per}"
+
+
+def _at(place: Place) -> tuple[str, tuple[str, ...]]:
+    """A condition for the trials that count at a place."""
+    if isinstance(place, str):
+        return "machine = ?", (place,)
+    known = ", ".join("?" * len(place.machines))
+    return f"(json_extract(figures, '$.per') = ? OR machine IN ({known}))", (place.per, *place.machines)
 
 
 def _statements(script: str) -> list[str]:

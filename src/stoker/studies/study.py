@@ -4,19 +4,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.analysis.machines import label
-from stoker.errors import InputError
+from stoker.errors import InputError, MachineError
 from stoker.events import OnEvent
 from stoker.records import Record, Task, decode
 from stoker.studies.driver import Driver, Progress, Summary
 from stoker.studies.executors import Executor, LocalExecutor
+from stoker.studies.fingerprint import fingerprint_of
+from stoker.studies.generators import GENERATORS
 from stoker.studies.grid import Asked, Grid, grid_from, parse_only, read_grid, selected
 from stoker.studies.presets import preset_names, read_preset
-from stoker.studies.store import Slot, Store, TrialRow
+from stoker.studies.store import Cluster, Slot, Store, TrialRow
 from stoker.units import format_count
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ class Change(Record, frozen=True):
 
 
 class MachineStatus(Record, frozen=True):
-    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced."""
+    """A machine's part in a study. `attempts` counts all trials, also those that a retry replaced. For a node of a
+    cluster `missing` counts what no node of it has run."""
 
     machine: str
     label: str
@@ -79,7 +83,8 @@ class RunningTrial(Record, frozen=True):
 
 
 class Status(Record, frozen=True):
-    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats."""
+    """How far a study is, on each machine that has trials of it. `slots` are its tasks times its repeats. `missing`
+    counts those that a machine of its own has not run, and those that no node of a cluster has run."""
 
     name: str
     kind: str
@@ -90,6 +95,7 @@ class Status(Record, frozen=True):
     machines: tuple[MachineStatus, ...]
     running: tuple[RunningTrial, ...]
     no_longer_asked: int
+    missing: int = 0
 
 
 class Forecast(Record, frozen=True):
@@ -101,6 +107,8 @@ class Forecast(Record, frozen=True):
     left_s: float | None
     cells: tuple[dict[str, Any], ...]
     change: Change
+    follows: str | None = None
+    """What is not known before these have results; None where nothing is."""
 
 
 class Study:
@@ -110,10 +118,31 @@ class Study:
         self.grid, self.store_path, self.source, self.file = grid, store, source, file
         self.name = grid.name
 
-    @cached_property
+    @property
     def tasks(self) -> dict[str, Asked]:
-        """What the grid asks for, by key."""
+        """What the grid asks for, by key. Of a grid with a generator, also what follows from results in the store."""
+        if self.grid.generator is None:
+            return self._plain_tasks
+        if not self.store_path.exists():
+            return self.grid.tasks()
+        with Store(self.store_path, create=False) as store:
+            return self._known(store)
+
+    @cached_property
+    def _plain_tasks(self) -> dict[str, Asked]:
         return self.grid.tasks()
+
+    def _known(self, store: Store, machine: str | None = None, only: Sequence[str] = ()) -> dict[str, Asked]:
+        """The tasks that are known from the trials of a machine, or of every machine. `only` selects the first ones."""
+        wanted = parse_only(only, self.grid)
+        cells = [cell for cell in self.grid.cells() if selected(cell, wanted)]
+        if self.grid.generator is None:
+            return {key: asked for key, asked in self.tasks.items() if selected(asked.values, wanted)}
+        found = self.grid.asked({}, cells)
+        last = _last_rows(store.trials(keys=[*found, *store.keys(self.name)]))
+        for each in last if machine is None else [machine]:
+            found |= self.grid.asked(last.get(each, {}), cells)
+        return found
 
     def __repr__(self) -> str:
         return f"Study({self.name!r}, {str(self.store_path)!r})"
@@ -135,39 +164,66 @@ class Study:
         on_event: OnEvent | None = None,
     ) -> Summary:
         """Run what has no outcome yet on this machine, and what `retry` names, until nothing is left or the budget is
-        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's."""
+        spent. `only` selects by value: ["num_workers=8"]. `repeats` replaces the grid's. With a `RayExecutor` the nodes
+        of a cluster run the tasks, as many at once as have room; what any node has run is done."""
         _check_run(repeats, budget_s, jobs, retry)
+        if jobs > 1 and executor is not None and executor.per is not None:
+            raise InputError(f"a cluster runs as many trials at once as it has room for; leave out jobs, got {jobs}")
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
+        executor = executor or LocalExecutor()
+        self._check_executor(wanted, executor)
+        until = None if budget_s is None else monotonic() + budget_s
+        done: list[Summary] = []
         with Store(self.store_path) as store:
             store.check()
             change = self._changed(store)
-            tasks = {key: (asked.task, asked.values) for key, asked in self.tasks.items()}
-            store.add_study(self.name, self.grid, self.source, tasks)
             if on_change is not None:
                 on_change(change)
-            driver = Driver(
-                store,
-                wanted,
-                executor or LocalExecutor(),
-                seed=self.grid.seed,
-                repeats=self.grid.repeats,
-                jobs=jobs,
-                budget_s=budget_s,
-                timeout_s=self.grid.timeout_s,
-                retry=retry,
-                on_trial=on_trial,
-                on_progress=on_progress,
-                on_event=on_event,
-            )
-            return driver.run()
+            seen: set[str] = set()
+            while not done or (self.grid.generator and not done[-1].stopped and not done[-1].unfinished):
+                wanted = self._next_tasks(store, executor, only, seen)
+                if done and not wanted:
+                    break
+                seen |= set(wanted)
+                driver = Driver(
+                    store,
+                    wanted,
+                    executor,
+                    seed=self.grid.seed,
+                    repeats=self.grid.repeats,
+                    jobs=jobs,
+                    budget_s=None if until is None else max(0.0, until - monotonic()),
+                    timeout_s=self.grid.timeout_s,
+                    retry=retry,
+                    on_trial=on_trial,
+                    on_progress=_after(done, on_progress),
+                    on_event=on_event,
+                )
+                done.append(driver.run())
+        return _together(done)
+
+    def _next_tasks(self, store: Store, executor: Executor, only: Sequence[str], seen: set[str]) -> dict[str, Task]:
+        """The tasks for this machine that are known now and were not before; the store learns of all that are known."""
+        if self.grid.generator is None:
+            known, wanted = self.tasks, self.selected(only)
+        else:
+            mine = self._known(store, fingerprint_of(executor.machines()[0]), only)
+            known = {**self._known(store), **mine}
+            wanted = {key: asked.task for key, asked in mine.items() if key not in seen}
+        tasks = {key: (asked.task, asked.values) for key, asked in known.items()}
+        store.add_study(self.name, self.grid, self.source, tasks)
+        return wanted
 
     def selected(self, only: Sequence[str] = ()) -> dict[str, Task]:
-        """The grid's tasks by key; with `only`, those whose values match."""
+        """The grid's tasks by key; with `only`, those whose values match. Of a grid with a generator the first ones."""
         wanted = parse_only(only, self.grid)
+        if self.grid.generator is not None:
+            cells = [cell for cell in self.grid.cells() if selected(cell, wanted)]
+            return {key: asked.task for key, asked in self.grid.asked({}, cells).items()}
         return {key: asked.task for key, asked in self.tasks.items() if selected(asked.values, wanted)}
 
     def forecast(
@@ -178,19 +234,35 @@ class Study:
         self._refuse_import()
         wanted = self.selected(only)
         self._repeat(repeats)
-        if executor is None:
+        if executor is None or executor.per is not None:
             self._check_models(wanted)
-        slots = len(wanted) * self.grid.repeats
-        cells = tuple(asked.values for key, asked in self.tasks.items() if key in wanted)
+        made = GENERATORS[self.grid.generator].sentence if self.grid.generator else None
         if not self.store_path.exists():
             change = Change(new=len(self.tasks), gone=0, same=0, first=True)
-            return Forecast(tasks=len(wanted), slots=slots, done=0, left_s=None, cells=cells, change=change)
+            cells = tuple(asked.values for key, asked in self.tasks.items() if key in wanted)
+            slots = len(wanted) * self.grid.repeats
+            return Forecast(
+                tasks=len(wanted), slots=slots, done=0, left_s=None, cells=cells, change=change, follows=made
+            )
         with Store(self.store_path, create=False) as store:
             change = self._changed(store)
-            seed, count = self.grid.seed, self.grid.repeats
-            driver = Driver(store, wanted, executor or LocalExecutor(), seed=seed, repeats=count)
+            executor = executor or LocalExecutor()
+            self._check_executor(wanted, executor)
+            here = fingerprint_of(executor.machines()[0]) if self.grid.generator else None
+            known = self._known(store, here, only)
+            tasks = {key: asked.task for key, asked in known.items()}
+            driver = Driver(store, tasks, executor, seed=self.grid.seed, repeats=self.grid.repeats)
             done, left_s = driver.forecast()
-        return Forecast(tasks=len(wanted), slots=slots, done=done, left_s=left_s, cells=cells, change=change)
+        slots = len(known) * self.grid.repeats
+        return Forecast(
+            tasks=len(known),
+            slots=slots,
+            done=done,
+            left_s=left_s,
+            cells=tuple(asked.values for asked in known.values()),
+            change=change,
+            follows=made if done < slots else None,
+        )
 
     def _check_models(self, wanted: Mapping[str, Task]) -> None:
         """Raise InputError for a model's name that cannot be run, before a whole night of failures. Models that have
@@ -206,6 +278,24 @@ class Study:
         misfit = first_misfit(left)
         if misfit.sentence is not None:
             raise InputError(f"{self._place_of(str(misfit.model))}{misfit.sentence}")
+
+    def _check_executor(self, wanted: Mapping[str, Task], executor: Executor) -> None:
+        """Raise InputError or MachineError where an executor cannot run a study as a whole.
+
+        Where every task asks for a GPU and there is none, failures would only be in the way of runs on another day.
+        What follows from a result is for the machine that it is of, and a cluster may have nodes of several kinds.
+        """
+        if executor.per is not None:
+            if self.grid.generator is not None:
+                raise InputError(
+                    f"study {self.name!r} has a generator: its later runs follow from results of one machine; run it "
+                    "there, without --ray"
+                )
+            return
+        needs_gpu = bool(wanted) and all(task.device.startswith("cuda") for task in wanted.values())
+        if needs_gpu and not any(machine.gpus for machine in executor.machines()):
+            hint = "; --scale small needs none" if self.source == "preset" else ""
+            raise MachineError(f"study {self.name!r} needs a GPU, and there is none here{hint}")
 
     def _place_of(self, model: str) -> str:
         """The grid's file and the line that names a model, as errors of the grid begin."""
@@ -233,6 +323,8 @@ class Study:
                 f"{self.store_path} has a study {self.name!r} of kind {stored.kind}, not {self.grid.kind}; give this "
                 "grid another name"
             )
+        if self.grid.generator and msgspec.structs.replace(stored, repeats=self.grid.repeats) == self.grid:
+            now = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
         asked = {key: cell for key, (cell, is_asked) in store.cells(self.name).items() if is_asked}
         new = {key: now[key] for key in now if key not in asked}
         gone = {key: asked[key] for key in asked if key not in now}
@@ -266,7 +358,13 @@ class Study:
         with Store(self.store_path, create=False) as store:
             cells = store.cells(self.name)
             counts = store.counts(self.name, self.grid.repeats)
+            own = {each: len(self._known(store, each)) for each in counts} if self.grid.generator else {}
             machines = store.machines()
+            clusters = store.clusters(self.name)
+            ran = {machine: count.slots for machine, count in counts.items()}
+            for per in set(clusters.values()):
+                nodes = tuple(machine for machine in ran if clusters.get(machine) == per)
+                ran |= dict.fromkeys(nodes, self._ran(store, Cluster(per, nodes), cells))
             running = tuple(
                 RunningTrial(values=cells[each.key][0], repeat=each.repeat, since=each.since, pid=each.owner.pid)
                 for each in store.claims()
@@ -279,7 +377,7 @@ class Study:
                 machine=machine,
                 label=label(machines.get(machine, {})),
                 outcomes=count.outcomes,
-                missing=0 if self.source == "import" else slots - count.slots,
+                missing=0 if self.source == "import" else own.get(machine, tasks) * self.grid.repeats - ran[machine],
                 attempts=count.attempts,
             )
             for machine, count in counts.items()
@@ -294,7 +392,13 @@ class Study:
             machines=parts,
             running=running,
             no_longer_asked=len(cells) - tasks,
+            missing=sum({clusters.get(part.machine, part.machine): part.missing for part in parts}.values()),
         )
+
+    def _ran(self, store: Store, cluster: Cluster, cells: Mapping[str, tuple[Any, bool]]) -> int:
+        """How many of the slots that the grid asks for any node of a cluster has run."""
+        asked = {key for key, (_, is_asked) in cells.items() if is_asked}
+        return sum(1 for slot in store.last_attempts(cluster) if slot.key in asked and slot.repeat < self.grid.repeats)
 
     def rows(self, *, documents: bool = False, keys: Sequence[str] | None = None) -> list[TrialRow]:
         """Every trial of the tasks that the grid asks for, all attempts, as they are stored. `keys` chooses tasks."""
@@ -445,6 +549,45 @@ def listing(db: Path) -> list[dict[str, Any]]:
             }
             for each in store.studies()
         ]
+
+
+def _last_rows(rows: Sequence[TrialRow]) -> dict[str, dict[str, list[TrialRow]]]:
+    """By machine and key, the last attempt at each repeat."""
+    last: dict[tuple[str, str, int], TrialRow] = {}
+    for row in rows:
+        place = (row.machine, row.key, row.repeat)
+        if place not in last or row.attempt > last[place].attempt:
+            last[place] = row
+    found: dict[str, dict[str, list[TrialRow]]] = {}
+    for machine, key, repeat in sorted(last):
+        found.setdefault(machine, {}).setdefault(key, []).append(last[machine, key, repeat])
+    return found
+
+
+def _after(done: Sequence[Summary], report: Callable[[Progress], None] | None) -> Callable[[Progress], None] | None:
+    """Reports progress with what was run before counted."""
+    before = sum(each.slots for each in done)
+    if report is None or not before:
+        return report
+    return lambda at: report(at._replace(done=at.done + before, of=at.of + before))
+
+
+def _together(summaries: Sequence[Summary]) -> Summary:
+    """What several drives in a row did."""
+    outcomes: dict[str, int] = {}
+    for each in summaries:
+        for outcome, count in each.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+    return Summary(
+        machines=tuple(sorted({machine for each in summaries for machine in each.machines})),
+        slots=sum(each.slots for each in summaries),
+        ran=sum(each.ran for each in summaries),
+        outcomes=outcomes,
+        unfinished=sum(each.unfinished for each in summaries),
+        seconds=sum(each.seconds for each in summaries),
+        stopped=summaries[-1].stopped,
+        lost=sum(each.lost for each in summaries),
+    )
 
 
 _RETRIES = ("failed", "oom", "crashed", "timed_out", "done")

@@ -70,6 +70,11 @@ def run_notes(
             f"times are of one GPU's share of the items: measured on one GPU with all CPUs, predicted for "
             f"{request.gpus} that share them"
         )
+    if request.ranks > 1:
+        yield (
+            f"batch size, workers and prefetch are those of one rank: {request.ranks} ranks share the CPUs, the memory "
+            "and /dev/shm; the loader of each takes sampler=DistributedSampler(dataset)"
+        )
     if any(trial.updates_itself for trial in trials):
         yield OWN_UPDATES
     yield from dict.fromkeys(f"{named(trial.setting)} did not finish: {why(trial)}" for trial in unfinished(trials))
@@ -136,10 +141,10 @@ def stream_notes(probes: Probes, best: Candidate, trials: Sequence[Trial]) -> It
     """Notes on a stream: several workers may repeat it, and it may be shorter than was said."""
     if not probes.subject.stream:
         return
-    if best.setting.num_workers > 1:
+    if best.setting.num_workers > 1 and probes.subject.repeats:
         yield (
-            "a stream gives all its items once for each worker, unless it shares them out by "
-            "torch.utils.data.get_worker_info(): see that yours does"
+            f"items are duplicated: {probes.subject.data} gives all its items once for each worker; share them out by "
+            "torch.utils.data.get_worker_info(), or use at most one worker"
         )
     short = [trial for trial in trials if trial.outcome == "done" and _ended_early(trial)]
     if short:

@@ -130,8 +130,8 @@ def solve_algebra(choice: Choice) -> Script[Chosen]:
         timings,
         max_batch=min(sizes[-1], choice.bounds.max_batch or sizes[-1]),
         item_bytes=round(item_bytes_of(choice.predictor.probes)),
-        memory_bytes=choice.bounds.memory_bytes * request.gpus,
-        gpus=request.gpus,
+        memory_bytes=choice.bounds.memory_bytes * request.replicas,
+        gpus=request.replicas,
     )
     size = answer.batch_size
     if request.global_batch is not None:

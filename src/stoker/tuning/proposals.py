@@ -27,6 +27,9 @@ class ProposalRules(Record, frozen=True):
     margin: float = 1.15
     """Settings are compared as if items took this many times as long: one that only just keeps up with the step falls
     behind when the machine has other work."""
+    workers_a_cpu: int = 8
+    """Items that wait are loaded by any number of workers, says a simulation. Each one takes memory, and what they wait
+    for has limits of its own that one run does not show."""
     batches: int = 160
     """The pace is predicted over so many batches."""
     seeds: int = 5
@@ -35,17 +38,18 @@ class ProposalRules(Record, frozen=True):
 RULES = ProposalRules()
 
 
-def propose(trial: Trial, *, rules: ProposalRules = RULES) -> list[Remedy]:
+def propose(trial: Trial, *loads: Trial, rules: ProposalRules = RULES) -> list[Remedy]:
     """The best settings of the loader, the fastest first, with the seconds of one batch, once steady, before and after.
 
     Only workers and what belongs to them change: other batch sizes train otherwise. Empty where no setting is
-    predicted to be faster, and for a run that says too little.
+    predicted to be faster, and for a run that says too little. `loads` are of the same loader with other numbers of
+    workers and with steps that do nothing: what several workers cost each other is predicted from those.
     """
     span = steady(trial)
     if span is None or trial.outcome != "done":
         return []
     try:
-        predictor, now = predictor_of(trial)
+        predictor, now = predictor_of(trial, loads=loads)
     except InputError:
         return []
     pace = _Pace(predictor, now, rules)
@@ -82,7 +86,8 @@ def _ranked(pace: _Pace, predictor: Predictor, now: Setting, rules: ProposalRule
     item_bytes = item_bytes_of(probes)
     counts = {*WORKER_COUNTS, max(1, int(costs.cores)), workers_that_pay(bounds)} - {0}
     best: list[tuple[float, int, Setting]] = []
-    for count in sorted(counts):
+    most = max(1.0, costs.cores) * rules.workers_a_cpu
+    for count in sorted(count for count in counts if count <= most):
         other = msgspec.structs.replace(now, num_workers=count)
         if ruled_out(other, item_bytes, bounds) is not None:
             continue

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from stoker.analysis.interference import thread_change
+from stoker.analysis.objective import own_items
 from stoker.analysis.spans import steady, step_cores
 from stoker.errors import InputError
 from stoker.forecast.constraints import WORKER_COUNTS, bounds_of, ruled_out, workers_that_pay
@@ -34,6 +35,7 @@ class RemedyRules(Record, frozen=True):
 
 
 RULES = RemedyRules()
+_SHARED_OUT = "once the stream shares its items out by torch.utils.data.get_worker_info()"
 
 
 class Change(NamedTuple):
@@ -141,10 +143,17 @@ def _workers(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
         return
     least_s = min(timed)[0]
     # The fewest workers that are about as quick: each one more takes memory.
-    after_s, count = next(each for each in timed if each[0] <= least_s * (1 + SPACE.worth))
+    found = [next(each for each in timed if each[0] <= least_s * (1 + SPACE.worth))]
+    if probes.subject.repeats and found[0][1] > 1:
+        found += [each for each in timed if each[1] == 1]
     started = any(run.num_workers for run in probes.runs)
-    uncounted = "" if started or not count else " (what starting them takes was not measured)"
-    yield Change(f"workers {setting.num_workers} → {count}{uncounted}", after_s, {"num_workers": count}, "setting")
+    for after_s, count in found:
+        uncounted = "" if started or not count else " (what starting them takes was not measured)"
+        text, changes = f"workers {setting.num_workers} → {count}{uncounted}", {"num_workers": count}
+        if probes.subject.repeats and count > 1:  # as it is, each of them would give all items
+            yield Change(f"{text}, {_SHARED_OUT}", after_s, {**changes}, "code")
+        else:
+            yield Change(text, after_s, {**changes}, "setting")
 
 
 def _batch_sizes(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
@@ -193,7 +202,8 @@ def _code(predictor: Predictor, setting: Setting, items: int, epochs: int) -> It
     thread = _one_thread_share(probes)
     if thread is not None and not setting.num_workers and setting.threads != 1:
         text = "load with one thread (torch.set_num_threads(1))"
-        yield Change(text, seconds(thread), {"threads": 1}, "setting")
+        after_s = predictor.changed({}, inline=thread).predict(setting, items, epochs=epochs).total_s
+        yield Change(text, after_s, {"threads": 1}, "setting")
 
 
 def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -> Iterator[Change]:
@@ -206,6 +216,10 @@ def _what_ifs(predictor: Predictor, setting: Setting, items: int, epochs: int) -
         if predictor.costs.shares.get(stage, 0) > RULES.costly_share:
             words = "the dataset's own code" if stage == "item" else stage
             yield Change(f"{words} twice as fast", seconds(stage), {}, "what_if")
+    collate_s = predictor.costs.collate_s.at(setting.batch_size)
+    loading_s = predictor.costs.worker_item_s.at(setting.batch_size) * setting.batch_size
+    if collate_s > RULES.costly_share * (collate_s + loading_s):
+        yield Change("collating twice as fast", seconds("collate"), {}, "what_if")
     yield Change("a device twice as fast", seconds("step"), {}, "what_if")
 
 
@@ -272,21 +286,25 @@ def advise(trial: Trial, *others: Trial) -> list[Remedy]:
     with suppress(InputError):
         predictor, now = predictor_of(trial, *others)
         epochs = len(trial.timeline.batches)
-        items = max(1, trial.items // epochs)
+        items = max(1, own_items(trial) // epochs)
         found = remedies(predictor, now, items, epochs=epochs, measured_s=trial.total_s)
     return sorted([*_fewer_threads(trial, others), *found], key=lambda each: (each.kind == "what_if", each.after_s))
 
 
-def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
-    """A predictor from the samples of finished runs, and the setting of the first. Raises InputError for a trial that
-    says too little: without a machine, or with no loading seen."""
+def predictor_of(trial: Trial, *others: Trial, loads: Sequence[Trial] = ()) -> tuple[Predictor, Setting]:
+    """A predictor from the samples of finished runs, and the setting of the first. `loads` are runs whose steps did
+    nothing. Raises InputError for a trial that says too little: without a machine, or with no loading seen."""
     if not _says_enough(trial) or trial.machine is None:
         raise InputError("nothing can be predicted from a run that did not load anything")
     alike = [each for each in filter(_says_enough, others) if _threads_of(each) == _threads_of(trial)]
     runs = [run for each in (trial, *alike) for run in (run_of(each, "load"), run_of(each, "step"))]
+    for each in filter(_says_enough, trial.started):
+        sleeps = each.task is not None and each.task.options.get("sleep_s")
+        runs.append(run_of(each, "slow" if sleeps else "load"))
+    runs += [run_of(each, "load") for each in filter(_says_enough, loads)]
     # Its steps include accumulation already, and a batch sampler may have made batches of another size.
     method = start_method_of(trial)
-    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial))
+    now = msgspec.structs.replace(trial.setting, accumulate=1, batch_size=batch_size_of(trial), ranks=1)
     base = msgspec.structs.replace(now, multiprocessing_context=method) if method else now
     probes = Probes(subject=trial.workload, machine=facts_of(trial.machine), setting=base, runs=tuple(runs))
     predictor = Predictor(probes, cores=_cores(trial))
@@ -295,8 +313,9 @@ def predictor_of(trial: Trial, *others: Trial) -> tuple[Predictor, Setting]:
 
 
 def _cores(trial: Trial) -> float | None:
-    """The CPUs of one rank, where several of a script share the machine; None for all of them."""
-    ranks = trial.task.options.get("local_world_size") if trial.task is not None else None
+    """The CPUs of one rank, where several share the machine; None for all of them."""
+    of_script = trial.task.options.get("local_world_size") if trial.task is not None else None
+    ranks = trial.setting.processes if trial.rank_logs else of_script
     if trial.machine is None or not isinstance(ranks, int) or ranks < 2:
         return None
     return max(1.0, trial.machine.cpu.usable / ranks)

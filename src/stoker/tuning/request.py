@@ -28,9 +28,12 @@ class TuneRequest(Record, frozen=True):
     max_batch: int | None = None
     """No batch above this."""
     global_batch: int | None = None
-    """Keep this effective batch: batch × accumulation × GPUs."""
+    """Keep this effective batch: batch × accumulation × GPUs or ranks."""
     gpus: int = 1
-    """GPUs that share the CPUs, memory and /dev/shm of this machine."""
+    """GPUs that share the CPUs, memory and /dev/shm of this machine. They need not be here: nothing runs on more than
+    one of them."""
+    ranks: int = 1
+    """Processes that train together here, each with its own loader. They share the same, and are run."""
     current: Setting | None = None
     """The current setting. It is run beside the others, and the gain is relative to it."""
     gpu_memory: int | str | None = None
@@ -51,7 +54,7 @@ class TuneRequest(Record, frozen=True):
     planner: Planner = "simulate"
 
     def __post_init__(self) -> None:
-        for name in ("items", "epochs", "fixed_batch", "max_batch", "global_batch", "gpus"):
+        for name in ("items", "epochs", "fixed_batch", "max_batch", "global_batch", "gpus", "ranks"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 name = "batch size" if name == "fixed_batch" else name.replace("_", " ")
@@ -67,8 +70,13 @@ class TuneRequest(Record, frozen=True):
             raise InputError(f"the budget must be above 0 s, got {self.budget_s:g}")
         if self.planner not in get_args(Planner):
             raise InputError(f"no such planner: {self.planner!r}; choose {', '.join(get_args(Planner))}")
-        if self.global_batch is not None and self.global_batch % self.gpus:
-            raise InputError(f"a global batch of {self.global_batch} cannot be split evenly over {self.gpus} GPUs")
+        if self.ranks > 1 and self.gpus > 1:
+            raise InputError(
+                f"--gpus {self.gpus} plans for GPUs that need not be here, and --ranks {self.ranks} runs ranks that "
+                "are: give one of them"
+            )
+        if self.global_batch is not None and self.global_batch % self.replicas:
+            raise InputError(f"a global batch of {self.global_batch} cannot be split evenly over {self.replicas_text}")
         if self.global_batch is not None and self.fixed_batch is not None:
             self.accumulation(self.fixed_batch)
 
@@ -108,14 +116,23 @@ class TuneRequest(Record, frozen=True):
         return self.current.batch_size
 
     @property
+    def replicas(self) -> int:
+        """How many processes share the machine: the GPUs that are planned for, or the ranks that run."""
+        return self.gpus if self.gpus > 1 else self.ranks
+
+    @property
+    def replicas_text(self) -> str:
+        return f"{self.ranks} ranks" if self.ranks > 1 else f"{self.gpus} GPUs"
+
+    @property
     def bounds_the_batch(self) -> bool:
         """Whether the request says anything about the batch size."""
         return (self.fixed_batch, self.max_batch, self.global_batch) != (None, None, None)
 
     @property
     def global_share(self) -> int | None:
-        """Each GPU's share of the effective batch."""
-        return None if self.global_batch is None else self.global_batch // self.gpus
+        """The share of the effective batch that each GPU or rank has."""
+        return None if self.global_batch is None else self.global_batch // self.replicas
 
     def accumulation(self, batch_size: int) -> int:
         """How many batches make one update, so that the effective batch is exactly what was asked for.
@@ -126,7 +143,10 @@ class TuneRequest(Record, frozen=True):
         if share is None:
             return 1
         if share % batch_size:
-            raise InputError(f"a batch of {batch_size} does not divide {share}, each GPU's share of the global batch")
+            whose = "rank" if self.ranks > 1 else "GPU"
+            raise InputError(
+                f"a batch of {batch_size} does not divide {share}, each {whose}'s share of the global batch"
+            )
         return share // batch_size
 
     def accumulating(self, setting: Setting, *, asked_for: bool) -> Setting:

@@ -39,7 +39,13 @@ def tune(
     source = WorkloadSpec(spec=source) if isinstance(source, str) else source
     # The GPU whose memory counts is the one that is tuned for.
     gpu = request.device if request.device.startswith("cuda") else "auto"
-    asked = LimitRequest(mode=request.mode, precision=request.precision, device=gpu, gpu_memory=request.gpu_memory)
+    asked = LimitRequest(
+        mode=request.mode,
+        precision=request.precision,
+        device=gpu,
+        gpu_memory=request.gpu_memory,
+        ranks=request.ranks,
+    )
     find = partial(_limit_in_time, source, asked, ends_at_s=began + time_of(request), on_event=on_event)
     ceiling = None
     if request.gpu_memory is not None:

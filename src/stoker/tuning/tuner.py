@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from stoker.analysis import ranks
 from stoker.analysis.verdict import verdict
 from stoker.errors import InputError
 from stoker.events import AnyEvent, OnEvent, ProbesReady, RunEnded, RunStarted
@@ -14,9 +15,11 @@ from stoker.forecast.constraints import Bounds, bounds_of
 from stoker.forecast.predictor import Predictor, items_of
 from stoker.forecast.probe import prober as prober_of
 from stoker.forecast.runner import unusable
-from stoker.measure.session import Script, ending_at
+from stoker.machine import inspect
+from stoker.measure.session import REPEATED_ITEMS, Job, Script, ending_at
 from stoker.records import (
     Candidate,
+    Extent,
     Limit,
     Objective,
     Plan,
@@ -54,6 +57,12 @@ class TunerRules(Record, frozen=True):
     and the probes that no prediction can do without take some seconds."""
     ceiling_share: float = 0.5
     """The largest batch has to be found in this share of the time that is left: runs need the rest."""
+    exchanges: int = 12
+    """Steps of all ranks from which an exchange of gradients is known..."""
+    first_exchanges: int = 3
+    """... after so many: DistributedDataParallel arranges its buckets anew after the first."""
+    exchange_limit_s: float = 60.0
+    """The time limit of this run, which starts every rank."""
     further_times: int = 2
     """If the largest size seems best, larger sizes are probed up to this many times..."""
     further_share: float = 0.15
@@ -78,7 +87,7 @@ def find_ceiling(find: Callable[..., Limit], request: TuneRequest) -> Ceiling:
         return Ceiling(found, found)
     accumulating = find(accumulate=2)
     fits = _largest_batch(accumulating)
-    if accumulating.mode == "infer" or request.global_batch <= fits * request.gpus:
+    if accumulating.mode == "infer" or request.global_batch <= fits * request.replicas:
         return Ceiling(fits, fits)
     return Ceiling(max(fits, _largest_batch(find())), fits)
 
@@ -106,6 +115,8 @@ class Tuner:
             persistent_workers=request.epochs > 1,
             multiprocessing_context=now.multiprocessing_context,
             worker_threads=now.worker_threads,
+            threads=max(1, int(inspect().cpu.usable / request.ranks)) if request.ranks > 1 else None,
+            ranks=request.ranks,
         )
         self._ends_at_s = began + time_of(request)
         self._spend_s = request.budget_s
@@ -130,7 +141,7 @@ class Tuner:
     def _script(self) -> Script[Plan | None]:
         request = self._request
         prober = prober_of(
-            self._base,
+            msgspec.structs.replace(self._base, ranks=1),
             self._space.probe_sizes(self.ceiling and self.ceiling.batch_size),
             budget_s=RULES.probe_share * request.budget_s,
             host_memory_bytes=request.host_memory_bytes,
@@ -145,11 +156,8 @@ class Tuner:
         probes = yield from prober.script()
         self._check_probes(probes)
         subject = probes.subject
-        self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes))
-        if request.current is None and subject.current is not None:
-            self._request = request = msgspec.structs.replace(request, current=subject.current)
-            self._space = msgspec.structs.replace(self._space, request=request)
-            self._notes.append(f"current: the setting of the loader, {notes.named(subject.current)}")
+        request, context = self._request, probes.setting.multiprocessing_context
+        self._base = msgspec.structs.replace(self._base, pin_memory=_on_gpu(probes), multiprocessing_context=context)
         request.check_epoch(subject.mode, subject.items)
         self._notes += notes.global_batch_notes(request, subject.mode)
         if subject.batch_sampler:
@@ -161,23 +169,50 @@ class Tuner:
             if not size or not more:
                 break
             probes, self._space = more, msgspec.structs.replace(self._space, largest=size)
+        if request.ranks > 1 and subject.mode == "train":
+            probes = yield from self._with_exchange(probes)
         self._emit(ProbesReady(probes=probes))
         self._probes = probes
         if self.ceiling is None and _on_gpu(probes) and probes.ran_out:
             return None
         return (yield from self._choose())
 
+    def _with_exchange(self, probes: Probes) -> Script[Probes]:
+        """The probes with what ranks spend on one exchange of gradients, seen in a short run of all of them."""
+        size = min(run.batch_size for run in probes.of("step") or probes.runs)
+        setting = msgspec.structs.replace(self._base, batch_size=size, num_workers=0)
+        self._emit(RunStarted(setting=setting, purpose="probe", text=f"probing an exchange of {setting.ranks} ranks"))
+        extent = Extent(batches=RULES.exchanges, warmup=RULES.first_exchanges, source="memory")
+        trial = yield Job(setting=setting, extent=extent, repeats=REPEATED_ITEMS, limit_s=RULES.exchange_limit_s)
+        if trial.outcome != "done":
+            raise unusable(trial, f"not even a short run of {setting.ranks} ranks ends well")
+        return msgspec.structs.replace(probes, exchange_s=ranks.exchange_samples(trial))
+
     def _probe_sizes(self, subject: Subject) -> list[int]:
-        """The sizes to probe, once it is known whether the workload trains."""
+        """The sizes to probe, once it is known whether the workload trains, and whether it came as a DataLoader."""
+        self._take_loaders_setting(subject)
         self._space = Space.of(self._request, subject.mode)
         return self._space.probe_sizes(self.ceiling and self.ceiling.batch_size)
+
+    def _take_loaders_setting(self, subject: Subject) -> None:
+        """The setting of the workload's DataLoader is the current one, unless the request names another. The loader's
+        start method counts in both cases."""
+        own = subject.current
+        if own is None:
+            return
+        if self._request.current is None:
+            self._notes.append(f"current: the setting of the loader, {notes.named(own)}")
+        current = self._request.current or own
+        if current.multiprocessing_context is None:
+            current = msgspec.structs.replace(current, multiprocessing_context=own.multiprocessing_context)
+        self._request = msgspec.structs.replace(self._request, current=current)
 
     def _worth_of_probing_s(self, subject: Subject, item_s: float) -> float:
         """Limit all that is spent to what the job takes without workers; the share of it for probing."""
         request = self._request
         items = subject.items if request.items is None else request.items
         if not request.throughput and items is not None:
-            job_s = math.ceil(items / request.gpus) * request.epochs * item_s
+            job_s = math.ceil(items / request.replicas) * request.epochs * item_s
             self._spend_s = min(request.budget_s, max(RULES.least_worth_s, job_s))
             if self._spend_s < request.budget_s and request.planner == "simulate":
                 self._notes.append(notes.worth_note(job_s, self._spend_s))
@@ -193,7 +228,7 @@ class Tuner:
             max_batch=self._largest_that_ran(probes),
             max_accumulating_batch=self.ceiling.accumulating if self.ceiling else None,
             waiting_share=predictor.costs.waiting_share,
-            gpus=self._request.gpus,
+            gpus=self._request.replicas,
         )
         found, out = candidates_of(self._space, self._base, predictor, per_gpu, bounds)
         if not any(each.asked_for for each in found):
@@ -266,9 +301,9 @@ class Tuner:
         return self._request.objective(items_of(probes) if self._request.items is None else self._request.items)
 
     def _per_gpu(self, probes: Probes) -> Objective:
-        """One GPU's share of the objective."""
+        """The share of the objective that one GPU or rank has."""
         whole = self._objective(probes)
-        return msgspec.structs.replace(whole, items=math.ceil(whole.items / self._request.gpus))
+        return msgspec.structs.replace(whole, items=math.ceil(whole.items / self._request.replicas))
 
     def _largest_that_ran(self, probes: Probes) -> int | None:
         """The ceiling, or the largest batch whose step ran if a larger one did not."""
@@ -357,6 +392,7 @@ class Tuner:
             persistent_workers=setting.persistent_workers and setting.num_workers > 0,
             accumulate=setting.accumulate,
             gpus=self._request.gpus,
+            ranks=self._request.ranks,
             batch_sampler=probes.subject.batch_sampler,
             batching=probes.subject.batching,
             mode_reason=probes.subject.mode_reason,
@@ -386,7 +422,7 @@ class Tuner:
         items = probes.subject.items
         for each in (*first, *(other for other in ran if other not in first)):
             trains = probes.subject.mode == "train" and items is not None
-            per_update = each.setting.batch_size * each.setting.accumulate * self._request.gpus
+            per_update = each.setting.batch_size * each.setting.accumulate * self._request.replicas
             yield msgspec.structs.replace(each, updates=-(-(items or 0) // per_update) if trains else None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stoker.analysis.objective import trial_s
+from stoker.analysis.objective import own_items, trial_s
 from stoker.events import OnEvent
 from stoker.forecast.probes import batch_size_of
 from stoker.measure.session import Job, Script, run_script
@@ -96,7 +96,7 @@ def verify(
     if not tried or trial.outcome != "done":
         return []
     epochs = len(trial.timeline.batches)
-    objective = Objective(items=max(1, trial.items // epochs), epochs=epochs)
+    objective = Objective(items=max(1, own_items(trial) // epochs), epochs=epochs)
     now = msgspec.structs.replace(trial.setting, batch_size=batch_size_of(trial))
     extent = msgspec.structs.replace(trial.extent, epochs=1)
     script = verification(now, tried, objective, trial.total_s, extent, pairs=pairs)

@@ -124,7 +124,15 @@ def forward(workload: Workload, model: nn.Module, inputs: Any, *, with_target: b
         return model(**inputs)
     if type(inputs) in (tuple, list):
         return model(*inputs)
-    return model(inputs)
+    try:
+        return model(inputs)
+    except (TypeError, AttributeError) as error:
+        if not isinstance(inputs, torch.Tensor):
+            error.add_note(
+                f"Stoker: the model was called with a batch of type {type(inputs).__name__}; Workload(forward=...) or "
+                "Workload(step=...) can turn it into what the model takes"
+            )
+        raise
 
 
 def loss_of(workload: Workload, output: Any, target: Any) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Workload:
     `batch_sampler` may be a function that makes one for a batch size. `batched`: the dataset gives whole batches.
     `shuffle` is None for a random order in training only. `current` is the present setting, by default the loader's.
 
+    `ddp` has arguments of `DistributedDataParallel`, for runs of several ranks, such as `find_unused_parameters`.
+
     `on_device` says that batches lie on the device already, `from_example` that the dataset repeats an example batch.
 
     Raises InputError for a missing model or dataset, and for a part that cannot be called.
@@ -59,6 +61,7 @@ class Workload:
     on_device: bool = False
     from_example: bool = False
     current: Setting | None = None
+    ddp: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.loader is not None:
@@ -79,6 +82,8 @@ class Workload:
             value = getattr(self, name)
             if not isinstance(value, str) and not (name == "data_name" and value is None):
                 raise InputError(f"a workload's {name} must be a text, got {type(value).__name__}")
+        if self.ddp is not None and not isinstance(self.ddp, Mapping):
+            raise InputError(f"a workload's ddp must be a mapping of arguments, got {type(self.ddp).__name__}")
         if self.sampler is not None and self.batch_sampler is not None:
             raise InputError("a workload takes a sampler or a batch_sampler, not both")
         if self.batched and self.batch_sampler is not None:

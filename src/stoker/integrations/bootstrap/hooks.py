@@ -13,6 +13,7 @@ from time import perf_counter_ns as clock
 from typing import TYPE_CHECKING, Any
 
 from . import process
+from .contention import probe
 from .loaders import Loader
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class Iterated(_Hook):
         iteration = Iteration(len(observer.iterations), observer.loaders.of(loader))
         observer.iterations.append(iteration)
         iterator._stoker = iteration
+        iterator._stoker_workers = (loader.multiprocessing_context, loader.worker_init_fn)
         journal.line(
             "iteration",
             iteration=iteration.number,
@@ -123,7 +125,7 @@ class Nexts(_Hook):
                 self._close()
             enough = iteration.loader.batches >= observer.settings.batches and observer.is_enough(iteration)
             if enough and not (observer.replay and observer.replay.begin(iteration.loader.number, iterator)):
-                self._end()
+                self._end(iterator)
                 return None
             observer.disarm()
             self.on = False  # a loader that is read inside an item is part of the item
@@ -180,10 +182,13 @@ class Nexts(_Hook):
         for sample in observer.gpu.ready():
             observer.journal.row("gpu", sample)
 
-    def _end(self) -> None:
+    def _end(self, iterator: Any) -> None:
         """As many batches were seen as were asked for."""
-        stop = self._observer.settings.stop
+        settings = self._observer.settings
+        stop = settings.stop
         self._observer.finish("batches")
+        if settings.probes:
+            probe(settings, iterator)
         if stop and threading.current_thread() is threading.main_thread():
             raise SystemExit(0)
         if stop:

@@ -31,9 +31,11 @@ class Settings:
         overrides: dict[str, Any] | None = None,
         sites: list | None = None,  # type: ignore[type-arg]
         headroom: bool = False,
+        probes: bool = False,
     ) -> None:
         self.directory, self.batches, self.stop = directory, batches, stop
         self.overrides, self.sites, self.headroom = overrides or {}, sites or [], headroom
+        self.probes = probes
 
     def encode(self) -> str:
         return json.dumps({"version": VERSION, **vars(self)}, separators=(",", ":"))
@@ -52,6 +54,7 @@ def settings_from(environment: Any) -> Settings | None:
             overrides=fields["overrides"],
             sites=fields["sites"],
             headroom=fields["headroom"],
+            probes=fields["probes"],
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

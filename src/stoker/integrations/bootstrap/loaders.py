@@ -45,6 +45,7 @@ class Loader:
             "made_by": made.made_by,
             "source": self.source.number if self.source else None,
             "overridden": made.overridden,
+            "read_at": made.read_at,
             **self._facts,
             "arguments": {**made.arguments, **self._facts["arguments"]},
         }
@@ -55,11 +56,19 @@ class Creation:
 
     def __init__(self) -> None:
         self.site: list[list[Any]] = []
+        self.read_at: list[list[Any]] = []
         self.made_by: list[str] = []
         self.through: tuple[str, ...] = ()
         self.arguments: dict[str, Any] = {}
         self.overridden: dict[str, list[Any]] = {}
         self.source: Loader | None = None
+
+
+def _before(loader: Any) -> Creation:
+    """What is known of a loader that was made before anyone looked: where it is read for the first time."""
+    made = Creation()
+    made.read_at, made.made_by, _ = _place()
+    return made
 
 
 class Loaders:
@@ -86,7 +95,7 @@ class Loaders:
     def of(self, loader: Any) -> Loader:
         """The loader that this object is one of."""
         entry = self._made.get(id(loader))
-        made = entry[1] if entry is not None and entry[0]() is loader else Creation()
+        made = entry[1] if entry is not None and entry[0]() is loader else _before(loader)
         source = made.source.number if made.source is not None else None
         place = (*map(tuple, made.site), made.through, source) if made.site else id(loader)
         kinds = [type(each).__qualname__ for each in (loader, loader.dataset, getattr(loader, "sampler", None))]

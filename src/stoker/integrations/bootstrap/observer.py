@@ -16,7 +16,8 @@ the last 50 ms at most; a line that was cut off is the last one, and is to be le
              first: [file, line, function]), `made_by` (the packages between the user's code and `DataLoader`),
              `arguments` (by name; objects as their class), `batch_size` (that of its batch sampler where it has
              none), `dataset` (class, file, `items`, `iterable`), `source` (the number of an earlier loader over the
-             same dataset object, which a framework replaced by this one), `overridden` (arguments that were set from
+             same dataset object, which a framework replaced by this one), `read_at` (of a loader that was made before
+             the observer was there: the user's frames where it is read), `overridden` (arguments that were set from
              outside: [before, after]). A loader that is made anew for each epoch is one loader
   iteration  each `iter(loader)`: `iteration` (its number), `loader`, `began_ns`, `ended_ns` (of `__iter__`),
              `workers` (process ids), `grad` (whether gradients are on), `main_thread`
@@ -30,6 +31,9 @@ the last 50 ms at most; a line that was cut off is the last one, and is to be le
 
 `worker-PID-NS.jsonl`: a worker process. `process` (`role` "worker", `pid`, `ppid`, `worker`, `num_workers`,
 `start_method`, `began_ns`); `fetch` as above; `send` with `rows` of [began_ns, ns]: packing one batch for the loop.
+
+`probe-PID-NS.jsonl`: a child that loads batches of a script that was stopped again, as a loop that does nothing with
+them. See `contention`. Like `loop`, with `role` "probe".
 
 `problem-PID-NS.jsonl`: what could not be observed: `pid`, `what`, `error`. The run itself went on.
 
@@ -83,8 +87,8 @@ _COPIES = (
 class Observer:
     """Observes this process. `install` patches torch, `uninstall` takes that back."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, role: str = "loop") -> None:
+        self.settings, self._role = settings, role
         self.stages = Stages()
         self.fetches = Fetches(settings, self.stages, self._asked)
         self._openings, self._subset_items = Openings(self.fetches), SubsetItems(self.fetches)
@@ -191,11 +195,12 @@ class Observer:
     @uncollected()
     def _begin(self) -> bool:
         self.thread = get_ident()
-        if process.is_worker() or process.is_nested(self.settings.directory):
+        nested = self._role == "loop" and process.is_nested(self.settings.directory)
+        if process.is_worker() or nested:
             self.made.on = self.iterated.on = False
             return False
-        journal = Journal(self.settings.directory, "loop")
-        journal.line("process", **process.describe_process(clock()))
+        journal = Journal(self.settings.directory, self._role)
+        journal.line("process", **process.describe_process(clock()), role=self._role)
         journal.flush()
         self.journal = journal
         self._patch_step()

@@ -39,7 +39,7 @@ def is_nested(directory: str) -> bool:
                 return False
             with open(path, encoding="utf-8") as file:
                 above = json.loads(file.readline())
-            own = _ranks()
+            own = ranks()
             return own["local_rank"] is None or own == {name: above[name] for name in _RANKS}
     return False
 
@@ -61,7 +61,6 @@ def describe_process(clock_ns: int) -> dict[str, Any]:
     script = os.path.abspath(main) if main else None
     return {
         "version": VERSION,
-        "role": "loop",
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "argv": list(sys.argv),
@@ -71,7 +70,7 @@ def describe_process(clock_ns: int) -> dict[str, Any]:
         "torch": str(getattr(sys.modules["torch"], "__version__", "")),
         "script": script,
         "sha256": _hash(script),
-        **_ranks(),
+        **ranks(),
         "clock_ns": clock_ns,
         "unix_s": time.time(),
         "host": platform.node(),
@@ -92,7 +91,7 @@ def memory() -> dict[str, int | None]:
     return {"rss_bytes": rss, "cuda_bytes": cuda.memory_reserved() if cuda is not None and on_gpu else None}
 
 
-def _ranks() -> dict[str, int | None]:
+def ranks() -> dict[str, int | None]:
     return {name: _number(os.environ.get(name.upper())) for name in _RANKS}
 
 

@@ -16,6 +16,12 @@ from typing import Any
 from stoker import marks
 from stoker.measure.spy.transforms import bytes_of
 
+_FUNCTIONAL = ("torchvision.transforms.functional", "torchvision.transforms.v2.functional")
+_OPERATIONS = (
+    *("to_tensor", "pil_to_tensor", "to_image", "to_dtype", "convert_image_dtype", "normalize", "resize", "crop"),
+    *("center_crop", "resized_crop", "pad", "hflip", "vflip", "rotate", "affine", "gaussian_blur"),
+)
+"""Operations that a dataset calls one by one, in place of a chain of transforms."""
 # Module, name, stage. torchvision.io imports its functions by name, so they are patched there too. Some libraries read
 # and decode in one call: the stage is then what takes most of the time.
 _FUNCTIONS = (
@@ -30,11 +36,16 @@ _FUNCTIONS = (
     ("torchvision.io", "decode_png", "decode"),
     ("cv2", "imread", "decode"),
     ("cv2", "imdecode", "decode"),
+    ("cv2", "cvtColor", "decode"),
     ("soundfile", "read", "decode"),
     ("h5py", "Dataset.__getitem__", "read"),
     ("numpy", "load", "read"),
     ("numpy", "fromfile", "read"),
     ("torch", "load", "read"),
+    ("torchaudio", "load", "decode"),
+    ("librosa", "load", "decode"),
+    *((module, name, f"transform.{name}") for module in _FUNCTIONAL for name in _OPERATIONS),
+    *(("cv2", name, f"transform.{name}") for name in ("resize", "warpAffine", "flip", "rotate", "GaussianBlur")),
 )
 _scratch = bytearray(1 << 20)
 

@@ -66,13 +66,35 @@ def spy_transforms(holder: Any, undo: ExitStack, seen: set[int] | None = None) -
             _replace(holder, name, _Chain(_named(list(value))), undo)
         elif type(value).__name__ == "StandardTransform":
             spy_transforms(value, undo, seen)
-        elif name in _TRANSFORM_NAMES and callable(value):
+        elif (name in _TRANSFORM_NAMES or type(value).__name__.endswith("Compose")) and callable(value):
             _replace(holder, name, SpiedCall(value, f"transform.{_name_of(value)}"), undo)
         elif isinstance(value, Dataset):
             spy_transforms(value, undo, seen)
+        elif name == "pipeline" and isinstance(value, list) and type(holder).__module__.startswith("webdataset."):
+            for stage in value:
+                _spy_mapped(stage, undo)
         elif name == "datasets" and isinstance(value, list | tuple):
             for inner in value:
                 spy_transforms(inner, undo, seen)
+
+
+def _spy_mapped(stage: Any, undo: ExitStack) -> None:
+    """Wrap the user's functions that a stage of a webdataset pipeline maps. Its own decoder calls functions that are
+    timed by themselves."""
+    mapped = getattr(stage, "args", None)
+    if getattr(getattr(stage, "f", None), "__name__", "") not in _MAPS or not isinstance(mapped, tuple):
+        return
+    wrapped = []
+    for value in mapped:
+        if _is_compose(value):
+            _replace(value, "transforms", _named(value.transforms), undo)
+        own = not isinstance(value, type) and not type(value).__module__.startswith("webdataset.")
+        plain = own and callable(value) and not _is_compose(value)
+        wrapped.append(SpiedCall(value, f"transform.{_name_of(value)}") if plain else value)
+    _replace(stage, "args", tuple(wrapped), undo)
+
+
+_MAPS = ("_map", "_map_dict", "_map_tuple")
 
 
 def _replace(holder: Any, name: str, value: Any, undo: ExitStack) -> None:

@@ -1,7 +1,7 @@
 """Logs what a step allocates and releases on a simulated CUDA device: no GPU, and no memory for what it logs."""
 
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -14,10 +14,10 @@ from stoker.memory.trace import fake_cuda, layers, quirks
 from stoker.memory.trace.fake_cuda import CUDA
 from stoker.memory.trace.gpus import DEFAULT_GPU, Architecture, architecture
 from stoker.memory.trace.kernels import attention, recurrent
-from stoker.memory.trace.log import AllocationLog
+from stoker.memory.trace.log import BUCKETS, AllocationLog
 from stoker.memory.trace.recorder import AllocationRecorder
 from stoker.process.failures import TRAIN_REMEDY, own_place
-from stoker.records import Mode, Setting
+from stoker.records import Mode, Record, Setting
 from stoker.workload import calls
 from stoker.workload.batch import mapped
 from stoker.workload.example import EXAMPLE_ITEMS, Example, worst_example
@@ -138,6 +138,9 @@ class _StepTrace:
                 model=model,
                 make_batch=lambda example: _fake_batch(example, recorder.batch_size, channels_last),
             )
+            if self._setting.ranks > 1 and self._mode == "train":
+                for size in bucket_bytes(model, self._workload.ddp or {}):
+                    recorder.allocate_for_good(size, BUCKETS)
             init = recorder.steps_begin()
             for _ in range(self._setting.accumulate if self._mode == "train" else 1):
                 step(self._batch)
@@ -154,7 +157,7 @@ class _StepTrace:
             batch_size=recorder.batch_size,
             workspace_bytes=self._card.workspace_bytes,
             attention=tuple(sorted(attention.used)),
-            unseen=_unseen(model, recorder.custom),
+            unseen=(*_unseen(model, recorder.custom), *_unseen_of_ranks(self._workload, self._setting, self._mode)),
         )
 
 
@@ -213,6 +216,49 @@ def _unseen(model: torch.nn.Module, custom: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
+class BucketRules(Record, frozen=True):
+    """The sizes of DistributedDataParallel's buckets, unless Workload(ddp=...) says otherwise."""
+
+    first_bytes: int = 2**20
+    """The first bucket is small, so that its exchange begins early..."""
+    cap_bytes: int = 25 * 2**20
+    """... and each further one is closed by the gradient that makes it at least this large."""
+
+
+BUCKET_RULES = BucketRules()
+
+
+def bucket_bytes(model: torch.nn.Module, ddp: Mapping[str, Any]) -> list[int]:
+    """The buffers that a rank holds beside its gradients.
+
+    Where every parameter has a gradient, the first step has them in one buffer for each type; the smaller buckets of
+    later steps lie in the same memory.
+    """
+    cap_mb = ddp.get("bucket_cap_mb")
+    cap = BUCKET_RULES.cap_bytes if cap_mb is None else int(cap_mb * 2**20)
+    limits = {True: min(cap, BUCKET_RULES.first_bytes) if cap_mb is None else cap, False: cap}
+    whole = not ddp.get("find_unused_parameters") or bool(ddp.get("static_graph"))
+    open_bytes: dict[torch.dtype, int] = {}
+    closed: list[int] = []
+    for parameter in (each for each in model.parameters() if each.requires_grad):
+        size = open_bytes.pop(parameter.dtype, 0) + parameter.nbytes
+        if not whole and size >= limits[not closed]:
+            closed.append(size)
+        else:
+            open_bytes[parameter.dtype] = size
+    return [*closed, *open_bytes.values()]
+
+
+def _unseen_of_ranks(workload: Workload, setting: Setting, mode: Mode) -> tuple[str, ...]:
+    """What ranks take on a GPU and is in no log."""
+    if setting.ranks == 1 or mode != "train":
+        return ()
+    found = ["what NCCL takes for its own buffers, beside torch's allocator"]
+    if (workload.ddp or {}).get("gradient_as_bucket_view"):
+        found.append("that gradients lie in their buckets (gradient_as_bucket_view): a rank needs less than this")
+    return tuple(found)
+
+
 def _fake_batch(example: Any, batch_size: int, channels_last: bool) -> Any:
     """The example as fake CUDA tensors, with the traced batch size in place of its few items."""
 
@@ -231,7 +277,8 @@ def _growing(example: Example) -> Any:
     if not example.grows:
         raise InputError(
             "this step cannot be followed without a GPU: a batch's first dimension does not count its items, "
-            "so its size at another batch cannot be told"
+            f"so its size at another batch cannot be told (its type is {type(example.batch).__name__}); a collate_fn "
+            "may give tensors with the items first, which Workload(forward=...) or Workload(step=...) makes fit"
         )
     return example.batch
 

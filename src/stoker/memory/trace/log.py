@@ -4,6 +4,8 @@ from typing import Literal
 
 from stoker.records import Record
 
+BUCKETS = "gradient buckets of DistributedDataParallel"
+"""The operator of the buffers in which ranks exchange their gradients."""
 AllocationKind = Literal["tensor", "scratch", "workspace"]
 
 

@@ -136,6 +136,12 @@ class AllocationRecorder(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and tensor.fake_device.type == "cuda":  # type: ignore[attr-defined]
                 self._allocate(tensor)
 
+    def allocate_for_good(self, size: int, operator: str) -> None:
+        """Log memory that is no tensor of the step's and is never released."""
+        before, self._operator = self._operator, operator
+        self._new((size,))
+        self._operator = before
+
     def allocate_larger(self, tensor: Any, size: int) -> None:
         """Log a tensor that keeps more memory than its shape needs: it was made larger and then cut down."""
         self._allocate(tensor, size)

@@ -11,8 +11,11 @@
     return Array.from({length: count}, (_, row) => Object.fromEntries(names.map((name) => [name, columns[name][row]])));
   };
 
-  // Colours of the charts that are too dark on a dark page.
-  const BRIGHTER = {"#0072b2": "#3f9fdf", "#332288": "#8f86e6", "#117733": "#3aa761", "#aa4499": "#cf72c0"};
+  // Colours of the charts that are too dark on a dark page, and those that would look like one of the brighter ones.
+  const BRIGHTER = {
+    "#0072b2": "#3f9fdf", "#56b4e9": "#b5e0fa", "#88ccee": "#6f8a9c",
+    "#332288": "#8f86e6", "#117733": "#3aa761", "#aa4499": "#cf72c0",
+  };
   const legendColumns = (spec, width) =>
     Math.max(1, Math.min(8, Math.floor((width - 80) / (6.2 * (spec.usermeta?.label ?? 12) + 34))));
 
@@ -44,7 +47,17 @@
       spec.width = Math.min(spec.usermeta?.cells ? spec.width + 70 : Math.max(spec.width + 120, 560), available - 2);
       spec.autosize = {type: "fit-x", contains: "padding"};
     }
+    const across = spec.usermeta?.across;
+    if (across) sized(spec.spec ?? spec, (spec.spec?.width ?? spec.width - 130) / across);
     return spec;
+  };
+
+  // Numbers in cells fit the cells, and are left out where they would be too small to read.
+  const sized = (map, cellWidth) => {
+    const isNumber = (layer) => layer.mark.type === "text" && layer.encoding.text.field !== "sign";
+    const size = Math.min(11, Math.floor(cellWidth / 3.6));
+    map.layer = map.layer.filter((layer) => size >= 8 || !isNumber(layer));
+    for (const layer of map.layer.filter(isNumber)) layer.mark.fontSize = size;
   };
 
   const draw = async (figure) => {

@@ -80,7 +80,7 @@ def _landscape(plan: Plan, landscape: Sequence[Prediction]) -> list[Figure]:
         for row in rows
     ]
     known = [row for row in rows if row["seconds"] is not None]
-    title = f"{capital(counted(len(known), 'setting'))} predicted, {len(measured)} of them measured"
+    title = f"{capital(counted(len(known), 'setting'))} predicted, {counted(len(measured), 'setting')} measured"
     out = f"; {counted(len(rows) - len(known), 'setting')} ruled out" if len(rows) > len(known) else ""
     note = f"Numbers: predicted seconds. Ring: the least predicted time. Dot: measured{out}. {charts.sign_text(rows)}"
     return [figure(title, rows, charts.landscape, note=note, alt="Predicted time over batch size and workers")]

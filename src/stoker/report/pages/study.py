@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from stoker.analysis import thesis
+from stoker.analysis.frames import of_one_kind
 from stoker.analysis.overview import Overview, compared_rows
 from stoker.analysis.series import Rows, setting_text, wait_rows
 from stoker.records import Record, Trial
@@ -11,7 +13,7 @@ from stoker.report import charts
 from stoker.report.html import Card, Figure, Page, Section, Table
 from stoker.report.pages.bottlenecks import bottleneck_cards, bottleneck_sections
 from stoker.report.pages.parts import RULES, capital, counted, figure, fold, percent, short_names, times
-from stoker.report.pages.trial import timeline_figure
+from stoker.report.pages.trial import gauge_figure, timeline_figure
 from stoker.units import format_seconds
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ def study_page(
     reload_s: int | None = None,
 ) -> Page:
     """The page of a study's trials. `samples` are trials with their raw samples, whose waits and timeline are drawn.
+    A study of the thesis' presets is shown beside the figures of the thesis.
 
     A study without any finished trial has a page that says so.
     """
@@ -57,6 +60,10 @@ def study_page(
     if not frame.height or not {"workload", "model"} & set(frame.columns):
         notes = [*running, "No trial has finished yet."]
         return Page("study", about.name, about.title, (), (), _facts(about, None), notes, reload_s)
+    if about.kind == "converge":
+        return _convergence_page(frame, about, running, reload_s)
+    thesis_section = _thesis(frame, about.name)
+    frame = of_one_kind(frame)
     found = Overview(_short(frame), machines=about.machines)
     if about.kind == "search":
         sections = [*bottleneck_sections(found, against), _failures(found)]
@@ -72,6 +79,7 @@ def study_page(
         _gauges(found),
         _predictions(found),
         *(_against(frame, each) for each in against),
+        thesis_section,
         _samples(samples),
         _failures(found),
     ]
@@ -79,6 +87,42 @@ def study_page(
     cards = _cards(found, about)
     drawn = [section for section in sections if section.figures or section.tables]
     return Page("study", about.name, _subtitle(found, about), cards, drawn, _facts(about, found), notes, reload_s)
+
+
+def _thesis(frame: "pl.DataFrame", name: str) -> Section:
+    """The thesis' figures beside ours, for its presets."""
+    title = "Beside the thesis"
+    if thesis.preset_of(name) is None:
+        return Section(title)
+    beside = thesis.beside(name, frame)
+    rows = [[row["figure"], row["what"], row["thesis"] or "–", row["here"] or "–"] for row in beside.rows]
+    notes = Table("What differs", ["note"], [[note] for note in beside.notes])
+    return Section(title, tables=[Table("", ["figure", "what", "the thesis", "here"], rows), notes])
+
+
+def _convergence_page(frame: "pl.DataFrame", about: StudyAbout, running: Sequence[str], reload_s: int | None) -> Page:
+    """The page of a study that compares batch sizes by what they learn."""
+    cards, table = [], []
+    for row in frame.to_dicts():
+        pair = f"{row['against']} against {row['batch_size']}"
+        rate = f", learning rate {row['scale_lr']}" if row.get("scale_lr", "none") not in (None, "none") else ""
+        name = short_names([row["workload"]])[row["workload"]]
+        answer = row.get("finding") or row["outcome"].replace("_", " ")
+        cards.append(Card(about=f"{name}, {pair}{rate}", answer=f"{capital(answer)}."))
+        for prefix, size in (("", row["batch_size"]), ("against_", row["against"])):
+            metrics = [_plain(row.get(f"{prefix}{each}")) for each in ("metric_before", "metric", "validation_loss")]
+            seconds = row.get(f"{prefix}train_s")
+            took = "–" if seconds is None else format_seconds(seconds)
+            table.append([name, f"{size:,}", row.get("scale_lr") or "none", *metrics, took])
+    columns = ["workload", "batch", "learning rate", "metric before", "metric", "validation loss", "training"]
+    sections = [Section("What was learned", tables=[Table("", columns, table)], text="Means over the seeds.")]
+    section = _thesis(frame, about.name)
+    drawn = [*sections, *([section] if section.tables else [])]
+    return Page("study", about.name, about.title, cards, drawn, _facts(about, None), running, reload_s)
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
 
 
 def _short(frame: "pl.DataFrame") -> "pl.DataFrame":
@@ -119,7 +163,7 @@ def _facts(about: StudyAbout, found: Overview | None) -> dict[str, str]:
     if found is None:
         return facts
     frame = found.frame
-    names = {about.machines.get(each, each) for each in frame["machine"].unique().to_list()}
+    names = {found.machine(each) for each in frame["machine"].unique().to_list()}
     facts["machine" if len(names) == 1 else "machines"] = "; ".join(sorted(names))
     versions = [
         f"{name} {', '.join(sorted(str(each) for each in frame[name].drop_nulls().unique().to_list()))}"
@@ -158,12 +202,14 @@ def _notes(found: Overview) -> list[str]:
 def _cards(found: Overview, about: StudyAbout) -> list[Card]:
     if about.kind == "limit":
         return _limit_cards(found)
-    cards = []
+    cards: list[Card] = []
+    if not found.done:
+        return _item_cards(found)
     if len(found.workloads) == 1:
         for row in found.best_rows()[: RULES.parts]:
             slowest = max((each["regret"] or 0.0 for each in found.heat_rows(row["part"])), default=0.0)
             about_it = row["part"] or row["workload"]
-            detail = format_seconds(row["seconds"])
+            detail = f"{format_seconds(row['seconds'])}{_an_item(found)}"
             if slowest > 0:
                 detail += f"; the slowest setting takes {times(slowest + 1)} as long"
             cards.append(Card(about=about_it, answer=capital(row["setting"]), detail=detail))
@@ -175,9 +221,29 @@ def _cards(found: Overview, about: StudyAbout) -> list[Card]:
         )
         if row["missing"]:
             detail += f"; {counted(row['missing'], 'workload')} did not finish with it"
+        others = [each["regret_mean"] for each in found.regret_rows(row["part"]) if each["regret_mean"] is not None]
+        if len(others) > 1 and max(others) > row["regret_mean"]:
+            detail += f". The worst setting costs {percent(max(others))}"
         label = f"one setting for all: {row['part']}" if row["part"] else "one setting for all"
         cards.append(Card(about=label, answer=capital(row["setting"]), detail=detail))
     return cards
+
+
+def _item_cards(found: Overview) -> list[Card]:
+    """Of trials that have no time of a whole run: the least time an item of each part."""
+    least: dict[str, Any] = {}
+    for row in sorted(found.item_rows(), key=lambda row: row["item_s"]):
+        least.setdefault(row["part"], row)
+    return [
+        Card(about=part or "least time an item", answer=f"{format_seconds(row['item_s'])} an item", detail=detail)
+        for part, row in list(least.items())[: RULES.parts]
+        for detail in [f"{row['workload']} with batch {row['batch_size']:,}"]
+    ]
+
+
+def _an_item(found: Overview) -> str:
+    """What seconds of cells are of, where that is not a run."""
+    return " an item" if found.by_item else ""
 
 
 def _limit_cards(found: Overview) -> list[Card]:
@@ -245,10 +311,15 @@ def _which(found: Overview) -> Section:
     return Section("Which setting", figures, tables=_best_table(found))
 
 
+_UNEQUAL = "Time an item, as runs have unequal numbers of items."
+
+
 def _heat_maps(found: Overview) -> list[Figure]:
     note = "Each cell is one setting; the ring marks the fastest."
     if found.roles.setting != ("batch_size", "num_workers"):
         note = "Each cell is the fastest of the other settings; the ring marks the fastest of all."
+    if found.by_item:
+        note += f" {_UNEQUAL}"
     failed = any(row["seconds"] is None for row in found.heat_rows())
     note += f" {charts.sign_text(found.heat_rows())}" if failed else ""
     if len(found.workloads) == 1 and len(found.parts) > 1:
@@ -293,13 +364,15 @@ def _heat_title(found: Overview, part: str) -> str:
 
 def _top(found: Overview, part: str) -> list[Figure]:
     rows = found.top_rows(part)
-    if len(rows) < 2 or len(found.workloads) < 3:
+    of = len({row["workload"] for row in found.best_rows() if row["part"] == part})
+    if len(rows) < 2 or of < 3:
         return []
-    first, of = rows[0], len(found.workloads)
+    first = rows[0]
     title = f"{capital(first['setting'])}{_on(part)} is among the three fastest for {first['count']} of {of} workloads"
     shown = rows[: RULES.settings]
     draw = partial(charts.bars, label="setting", value="count", title="workloads", unit="n")
-    note = f"Of {len(rows)} settings that are among the three fastest of some workload, the first {len(shown)}."
+    cut = f", the first {len(shown)} of {len(rows)}" if len(shown) < len(rows) else ""
+    note = f"Settings that are among the three fastest of some workload{cut}."
     return [figure(title, shown, draw, note=note, alt="Bars of top-three counts", half=True)]
 
 
@@ -312,7 +385,7 @@ def _best_table(found: Overview) -> list[Table]:
         [*([row["part"]] if parts else []), row["workload"], row["setting"], format_seconds(row["seconds"])]
         for row in rows
     ]
-    columns = [*([found.part_title] if parts else []), "workload", "setting", "seconds"]
+    columns = [*([found.part_title] if parts else []), "workload", "setting", f"time{_an_item(found)}"]
     return [Table("The fastest setting of each workload", columns, cells)]
 
 
@@ -357,7 +430,13 @@ def _slice(found: Overview, part: str, axis: str, fixed: str, noun: str) -> list
         title = f"With {at}{_on(part)}, the best {what} lies between {low} and {high}"
     return [
         _line_figure(
-            title, rows, axis, noun, f"Seconds of a run over {noun}, {at}", half=len(found.workloads) <= RULES.colours
+            title,
+            rows,
+            axis,
+            noun,
+            f"Time over {noun}, {at}",
+            half=len(found.workloads) <= RULES.colours,
+            by_item=found.by_item,
         )
     ]
 
@@ -366,11 +445,13 @@ def _axis_text(axis: str, value: Any) -> str:
     return setting_text(value, None) if axis == "batch_size" else setting_text(None, value)
 
 
-def _line_figure(title: str, rows: Rows, x: str, x_title: str, alt: str, *, half: bool, y: str = "seconds") -> Figure:
+def _line_figure(
+    title: str, rows: Rows, x: str, x_title: str, alt: str, *, half: bool, by_item: bool, y: str = "seconds"
+) -> Figure:
     """Lines coloured by workload where there are few of them, else a panel each."""
     few = len({row["workload"] for row in rows}) <= RULES.colours
     colour, facet = ("workload", None) if few else (None, "workload")
-    y_title = "time of a run" if y == "seconds" else "time an item"
+    y_title = "time an item" if by_item else "time of a run"
 
     draw = partial(
         charts.lines,
@@ -419,7 +500,7 @@ def _one_workload(found: Overview) -> list[Figure]:
             x="num_workers",
             colour="batch",
             x_title="workers",
-            y_title="time of a run",
+            y_title="time an item" if found.by_item else "time of a run",
             logarithmic=_wide(rows, "seconds"),
         )
 
@@ -435,7 +516,7 @@ def _single_axis(found: Overview, part: str, axis: str, noun: str) -> list[Figur
     if len({row[axis] for row in rows}) < 2:
         return []
     title = _heat_title(found, part)
-    return [_line_figure(title, rows, axis, noun, f"Seconds of a run over {noun}", half=False)]
+    return [_line_figure(title, rows, axis, noun, f"Time over {noun}", half=True, by_item=found.by_item)]
 
 
 def _axis_rows(found: Overview, part: str, axis: str) -> Rows:
@@ -479,7 +560,7 @@ def _setting_of(row: Mapping[str, Any]) -> str:
 
 def _effects(found: Overview) -> list[Figure]:
     rows = found.effect_rows()
-    axes = list(dict.fromkeys(row["axis"] for row in rows))
+    axes = [axis for axis in dict.fromkeys(row["axis"] for row in rows) if sum(r["axis"] == axis for r in rows) > 1]
     rows = [row for row in rows if row["axis"] in axes[:9]]
     if not rows:
         return []
@@ -560,20 +641,24 @@ def _per_item(found: Overview) -> Section:
     figures: list[Figure] = []
     rows = found.item_rows()
     for part in _shown(found):
-        for family, noun in (("CNN", "CNNs"), ("transformer", "Transformers")):
-            chosen = [row for row in rows if row["part"] == part and row["family"].lower() == family.lower()]
+        for family, noun in _FAMILIES.items():
+            chosen = [row for row in rows if row["part"] == part and row["family"].lower() == family]
             chosen = _chosen_workloads(found, chosen, by="item_s")
             if len({row["batch_size"] for row in chosen}) < 2:
                 continue
             fastest, slowest = (pick(chosen, key=lambda row: row["item_s"]) for pick in (min, max))
-            title = f"{noun}{_on(part)}: from {_item_text(fastest)} an item to {_item_text(slowest)}"
+            where = "" if part.lower() == family else _on(part)
+            title = f"{noun}{where}: from {_item_text(fastest)} an item to {_item_text(slowest)}"
+            alt = "Seconds an item over batch size"
             figures.append(
-                _line_figure(
-                    title, chosen, "batch_size", "batch size", "Seconds an item over batch size", half=True, y="item_s"
-                )
+                _line_figure(title, chosen, "batch_size", "batch size", alt, half=True, y="item_s", by_item=True)
             )
-    text = "The whole run divided by its items, at the fastest worker count of each batch size." if figures else ""
+    what = "Without the batches that warm up" if found.warmed_up else "The whole run divided by its items"
+    text = f"{what}, at the fastest worker count of each batch size." if figures else ""
     return Section("Seconds an item", figures, text)
+
+
+_FAMILIES = {"cnn": "CNNs", "transformer": "Transformers", "device": "Devices that sleep"}
 
 
 def _item_text(row: Mapping[str, Any]) -> str:
@@ -643,8 +728,13 @@ def _against(frame: "pl.DataFrame", other: Against) -> Section:
     middle, unit = ratios[len(ratios) // 2], rows[0]["unit"]
     names = short_names(row["workload"] for row in rows)
     rows = [{**row, "workload": names[row["workload"]]} for row in rows]
-    spread = f"{times(middle)} at the median ({times(ratios[0])} to {times(ratios[-1])})"
-    what = "The largest batch here is" if unit == "batch" else f"The same {counted(len(rows), 'setting')} take here"
+    spread = f"at the median ({ratios[0]:.2g} to {ratios[-1]:.2g} times)"
+    same = f"The same {counted(len(rows), 'setting')} {'takes' if len(rows) == 1 else 'take'}"
+    what = (
+        f"The largest batch here is {times(middle)} theirs"
+        if unit == "batch"
+        else f"{same} {times(middle)} as long here"
+    )
     cut = _thinned(rows)
     several = len({row.get("data") for row in rows}) > 1
     draw = partial(
@@ -659,7 +749,7 @@ def _against(frame: "pl.DataFrame", other: Against) -> Section:
     )
     items = " Runs differ in their number of items." if unit == "item" else ""
     note = f"{_every(rows, cut)}The dashed line: equal.{items}"
-    found = figure(f"{what} {spread}", cut, draw, note=note, alt="Values here over values there")
+    found = figure(f"{what}, {spread}", cut, draw, note=note, alt="Values here over values there")
     return Section(title, [found], other.about)
 
 
@@ -712,9 +802,27 @@ def _samples(trials: Sequence[Trial]) -> Section:
     )
 
     name = done[0].workload
-    text = f"{name.name} on {name.data}: the workload whose settings differ most, at its best batch size."
+    subject = name.device if name.device.startswith("sleep:") else name.name
+    text = f"{subject} on {name.data}: the workload whose settings differ most, at its best batch size."
+    epochs = _epoch_figure(done)
     waits = figure(title, rows, draw, note="The wait of each batch, in order.", alt="Wait of each batch in order")
-    return Section("Single runs", [waits, *timeline_figure(done[0])], text)
+    return Section("Single runs", [*epochs, waits, *timeline_figure(done[0]), *gauge_figure(done[0])], text)
+
+
+def _epoch_figure(done: Sequence[Trial]) -> list[Figure]:
+    """The time of each epoch, of runs with at least three."""
+    rows = [
+        {"run": setting_text(trial.setting.batch_size, trial.setting.num_workers), "epoch": place, "epoch_s": seconds}
+        for trial in done[:1]
+        for place, seconds in enumerate(trial.timeline.epoch_s, start=1)
+    ]
+    if len(rows) < 3:
+        return []
+    first, later = rows[0]["epoch_s"], sorted(row["epoch_s"] for row in rows[1:])
+    middle = later[len(later) // 2]
+    title = f"The first epoch takes {format_seconds(first)}, the others {format_seconds(middle)} at the median"
+    draw = partial(charts.bars_in_order, x="epoch", y="epoch_s", x_title="epoch", y_title="seconds")
+    return [figure(title, rows, draw, note=f"With {rows[0]['run']}.", alt="Seconds of each epoch")]
 
 
 def _failures(found: Overview) -> Section:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
+from stoker.analysis import ranks
 from stoker.analysis.interference import disturbance_note
 from stoker.analysis.series import (
     epoch_rows,
     gauge_rows,
     item_rows,
-    setting_text,
+    rank_rows,
     stage_rows,
     timeline_rows,
     transform_rows,
@@ -18,17 +19,18 @@ from stoker.analysis.spans import steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict
 from stoker.report import charts
+from stoker.report.console import batch_text, mode_text
 from stoker.report.html import Card, Figure, Page, Section, Table
 from stoker.report.pages.parts import capital, figure, percent, short_names, times, trial_facts
-from stoker.units import format_bytes, format_seconds
+from stoker.units import format_bytes, format_seconds, format_workers
 
 
 def trial_page(trial: Trial, verdict: Verdict | None = None, remedies: Sequence[Remedy] = ()) -> Page:
     """Where the time of one run went. A run that did not finish has a page that says why."""
-    subject, setting = trial.workload, trial.setting
+    subject = trial.workload
     title = short_names([subject.name])[subject.name]
     subtitle = (
-        f"{subject.data} · {subject.mode} on {subject.device} · {setting_text(setting.batch_size, setting.num_workers)}"
+        f"{subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device} · {_setting_text(trial)}"
     )
     sections = [section for section in _sections(trial) if section.figures or section.tables]
     notes = list(trial.notes)
@@ -36,6 +38,10 @@ def trial_page(trial: Trial, verdict: Verdict | None = None, remedies: Sequence[
     if disturbed:
         notes.append(capital(disturbed))
     return Page("profile", title, subtitle, _cards(trial, verdict, remedies), sections, trial_facts(trial), notes)
+
+
+def _setting_text(trial: Trial) -> str:
+    return f"{batch_text(trial)}, {format_workers(trial.setting.num_workers)}"
 
 
 def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) -> list[Card]:
@@ -46,8 +52,9 @@ def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) ->
     cards = []
     if verdict is not None:
         cards.append(Card(about="bottleneck", answer=capital(verdict.bottleneck), detail=capital(verdict.sentence)))
-    if remedies:
-        best = min(remedies, key=lambda each: each.after_s)
+    helping = [each for each in remedies if each.kind != "what_if"]
+    if helping:
+        best = min(helping, key=lambda each: each.after_s)
         more = f"{format_seconds(best.before_s)} → {format_seconds(best.after_s)}, predicted"
         cards.append(Card(about="what would help most", answer=capital(best.change), detail=more))
     rate = trial.items_per_s
@@ -61,7 +68,40 @@ def _cards(trial: Trial, verdict: Verdict | None, remedies: Sequence[Remedy]) ->
 
 def _sections(trial: Trial) -> list[Section]:
     timeline = Section("Batch by batch", [*_waits(trial), *timeline_figure(trial)])
-    return [Section("Where the time went", _stage_figures(trial)), timeline, _gauges(trial), _more(trial)]
+    where = Section("Where the time went", _stage_figures(trial))
+    gauges = Section("Processors and memory", gauge_figure(trial))
+    return [where, _ranks(trial), timeline, gauges, _more(trial)]
+
+
+def _ranks(trial: Trial) -> Section:
+    """The stages of every rank side by side, and what they wait for."""
+    found = ranks.figures(trial)
+    if not found:
+        return Section("Ranks")
+    pace = ranks.sets_pace(found)
+    even = f"The {len(found)} ranks are even: the busiest works {ranks.imbalance(found):.2f} times as long as the mean"
+    title = even
+    if pace is not None:
+        waited, period = format_seconds(pace.held_s), format_seconds(pace.period_s)
+        title = f"The others wait {waited} of each {period} for rank {pace.rank}"
+    rows = rank_rows(trial)
+    draw = partial(charts.stage_bars, x="rank", x_title="rank")
+    note = "A step once steady. Idle: until slower ranks have come to the exchange of gradients."
+    heads = ["rank", "waits", "computes", "other", "idle", "exchange", "delays others", "items"]
+    items = {log.rank: log.items for log in trial.rank_logs}
+    cells = [
+        [
+            str(each.rank),
+            *map(
+                format_seconds,
+                (each.wait_s, each.step_s, each.other_s, each.idle_s, each.exchange_s, each.held_s),
+            ),
+            f"{items[each.rank]:,}",
+        ]
+        for each in found
+    ]
+    drawn = figure(title, rows, draw, note=note, alt="Stages of each rank in a step")
+    return Section("Ranks", [drawn], tables=[Table("A step of each rank", heads, cells)])
 
 
 def _stage_figures(trial: Trial) -> list[Figure]:
@@ -105,8 +145,7 @@ def timeline_figure(trial: Trial) -> list[Figure]:
     if not rows:
         return []
     span = whole(trial)
-    setting = setting_text(trial.setting.batch_size, trial.setting.num_workers)
-    title = f"The loop waits {percent(span.share('wait'))} of the run with {setting}"
+    title = f"The loop waits {percent(span.share('wait'))} of the run with {_setting_text(trial)}"
     shown = len({row["batch"] for row in rows})
     of = len(trial.timeline.got_s)
     cut = f"The first {shown:,} of {of:,} batches. " if shown < of else ""
@@ -114,10 +153,11 @@ def timeline_figure(trial: Trial) -> list[Figure]:
     return [figure(title, rows, charts.timeline, note=note, alt="Timeline of workers and loop")]
 
 
-def _gauges(trial: Trial) -> Section:
+def gauge_figure(trial: Trial) -> list[Figure]:
+    """Processors, memory and `/dev/shm` over the time of a run."""
     rows = gauge_rows(trial)
     if len({row["time_s"] for row in rows}) < 2:
-        return Section("Processors and memory")
+        return []
     gauge = trial.gauges
     memory = max((gauge[name].maximum for name in ("rss_bytes", "pss_bytes") if name in gauge), default=0.0)
     parts = [f"{gauge['cpu_cores'].average:.1f} CPU cores on average"] if "cpu_cores" in gauge else []
@@ -125,7 +165,7 @@ def _gauges(trial: Trial) -> Section:
     if "gpu_utilisation" in gauge:
         parts.insert(0, f"the GPU is {percent(gauge['gpu_utilisation'].average)} busy")
     title = capital(", ".join(parts)) or "Readings during the run"
-    return Section("Processors and memory", [figure(title, rows, charts.readings, alt="Gauges over time")])
+    return [figure(title, rows, charts.readings, alt="Gauges over time")]
 
 
 def _more(trial: Trial) -> Section:

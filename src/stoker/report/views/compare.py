@@ -166,7 +166,7 @@ def _table(found: Comparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     what = _UNITS[found.total.unit] if found.total.unit != "run" else ""
     for title in (what, "A", "B", "B against A", ""):
-        table.add_column(title, justify="left" if title in (what, "") else "right", no_wrap=True)
+        table.add_column(title, justify="left" if title in (what, "") else "right", no_wrap=title != what)
     for number, section in enumerate(rows_of(found)):
         if number:
             table.add_section()

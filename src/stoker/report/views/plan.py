@@ -32,7 +32,7 @@ def plan_view(plan: Plan) -> RenderableType:
     parts += [Text(), Text(_summary(plan)), _table(plan)]
     if plan.verdict is not None:
         parts += verdict_lines(plan.verdict)
-    parts += remedy_lines(plan.remedies)
+    parts += remedy_lines(plan.remedies, plan.verdict)
     parts += verified_lines(plan.verified)
     parts += _ruled_out(plan)
     parts += [Text(f"note: {note}", style="yellow") for note in plan.notes]
@@ -51,16 +51,17 @@ def verdict_lines(judged: Verdict) -> list[RenderableType]:
     return lines
 
 
-def remedy_lines(remedies: Sequence[Remedy]) -> list[RenderableType]:
-    """The remedies, the best first; what-ifs apart from what can be done."""
+def remedy_lines(remedies: Sequence[Remedy], judged: Verdict | None = None) -> list[RenderableType]:
+    """The remedies, the best first; what-ifs apart from what can be done. They are as uncertain as the verdict."""
+    how = "as predicted, which is uncertain, too" if judged is not None and judged.uncertain else "as predicted"
     lines: list[RenderableType] = []
     done = [remedy for remedy in remedies if remedy.kind != "what_if"][:_SHOWN_REMEDIES]
     if done:
-        lines.append(Text("What would help, as predicted:", style="bold"))
+        lines.append(Text(f"What would help, {how}:", style="bold"))
         lines += [Text(f"  {remedy.sentence}") for remedy in done]
     supposed = [remedy for remedy in remedies if remedy.kind == "what_if"][:_SHOWN_WHAT_IFS]
     if supposed:
-        lines.append(Text("What if, as predicted:", style="bold"))
+        lines.append(Text(f"What if, {how}:", style="bold"))
         lines += [Text(f"  {remedy.sentence}") for remedy in supposed]
     return lines
 
@@ -88,9 +89,11 @@ def _heading(plan: Plan) -> Text:
 
 def _summary(plan: Plan) -> str:
     text = f"batch {plan.batch_size}, {format_workers(plan.num_workers)}"
-    if plan.accumulate > 1 or plan.gpus > 1:
-        whole = plan.batch_size * plan.accumulate * plan.gpus
-        text += f" ({plan.batch_size} × {plan.accumulate} steps × {plan.gpus} GPUs = {whole})"
+    text += " per rank" if plan.ranks > 1 else ""
+    if plan.accumulate > 1 or plan.gpus > 1 or plan.ranks > 1:
+        replicas = f"{plan.ranks} ranks" if plan.ranks > 1 else f"{plan.gpus} GPUs"
+        whole = plan.batch_size * plan.accumulate * max(plan.ranks, plan.gpus)
+        text += f" ({plan.batch_size} × {plan.accumulate} steps × {replicas} = {whole})"
     if plan.measured is not None:
         text += f": {format_seconds(plan.measured.total_s)} measured"
         if plan.objective.kind == "throughput":
@@ -103,13 +106,18 @@ def _summary(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     differ = len({each.setting.prefetch_factor for each in plan.candidates if each.setting.num_workers}) > 1
     ahead = ("ahead",) if differ else ()
     kinds = ("started by",) if len({_kind(each.setting) for each in plan.candidates} - {"–"}) > 1 else ()
     updates = ("updates",) if len({each.updates for each in plan.candidates}) > 1 else ()
-    for title in ("", "batch", *updates, "workers", *ahead, *kinds, "predicted", "measured", "runs", "first batch"):
-        table.add_column(title, justify="left" if not title else "right", no_wrap=True)
+    extra = len((*updates, *ahead, *kinds))  # 80 columns have room for all only if they stand close
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=((0, 1), (0, 1, 0, 0), 0, 0)[extra])
+    first = "first\nbatch" if extra else "first batch"
+    for title in ("", "batch", *updates, "workers", *ahead, *kinds, "predicted", "measured", "runs", first):
+        wraps = title == "started by"
+        table.add_column(
+            title, justify="right" if title else "left", no_wrap=not wraps, min_width=11 if wraps else None
+        )
     for each in plan.candidates[:12]:
         table.add_row(*_cells(plan, each, ahead=differ, kinds=bool(kinds), updates=bool(updates)))
     return table
@@ -141,7 +149,7 @@ def _cells(plan: Plan, each: Candidate, *, ahead: bool, kinds: bool, updates: bo
         *((str(setting.prefetch_factor) if setting.num_workers else "–",) if ahead else ()),
         *((_kind(setting),) if kinds else ()),
         format_seconds(each.predicted_s),
-        format_seconds(seen.total_s) if seen else "did not finish",
+        format_seconds(seen.total_s) if seen else "unfinished",
         str(len(seen.samples_s)) if seen else "–",
         format_seconds(seen.first_batch_s) if seen else "–",
     )

@@ -7,11 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stoker.analysis import ranks
 from stoker.analysis.interference import disturbance_note
 from stoker.analysis.spans import Span, steady, whole
 from stoker.analysis.stalls import fetch_share, loop_s, preparation_share
 from stoker.records import Remedy, Stalls, Trial, Verdict, VerifiedRemedy
-from stoker.report.console import mode_text
+from stoker.report.console import batch_text, mode_text
 from stoker.report.views.plan import remedy_lines, verdict_lines, verified_lines
 from stoker.units import format_bytes, format_count, format_seconds, format_workers
 
@@ -34,6 +35,8 @@ def profile_view(
     parts: list[RenderableType] = [_heading(trial)]
     if trial.outcome == "done":
         parts += [_loop_table(trial)]
+        if trial.rank_logs:
+            parts += [Text(), _rank_table(trial)]
         if whole(trial).worker_s:
             parts += [Text(), _worker_table(trial)]
         parts += [Text(), *_facts(trial)]
@@ -46,7 +49,7 @@ def profile_view(
         parts += [
             Text(),
             *verdict_lines(verdict),
-            *remedy_lines(remedies),
+            *remedy_lines(remedies, verdict),
             *verified_lines(verified),
         ]
     return Group(*parts)
@@ -78,6 +81,7 @@ def _heading(trial: Trial) -> RenderableType:
             ("channels last", setting.channels_last),
             ("compiled", setting.compile),
             ("cudnn benchmark", setting.cudnn_benchmark),
+            (f"{setting.ranks} ranks ({setting.parallel})", setting.ranks > 1),
             (f"data {trial.extent.source}", trial.extent.source != "files"),
             (f"memory limited to {format_bytes(limit)}", limit),
         )
@@ -89,25 +93,9 @@ def _heading(trial: Trial) -> RenderableType:
         f" · {subject.data} · {mode_text(subject.mode, subject.mode_reason)} on {subject.device}",
     )
     workers = format_workers(setting.num_workers)
-    batch = _batch_in_words(trial)
+    batch = batch_text(trial)
     second = f"{batch}, {workers}{prefetch}" + "".join(f", {extra}" for extra in extras)
     return Group(first, Text(second), Text())
-
-
-def _batch_in_words(trial: Trial) -> str:
-    """The batch size; where the workload makes its batches itself, the sizes that they had."""
-    subject, asked, items = trial.workload, trial.setting.batch_size, trial.timeline.items
-    by = "by the dataset" if subject.batching == "dataset" else "by its batch_sampler"
-    if subject.batch_sampler:
-        return f"batches of {_sizes(items)} {by}" if items else f"batches {by}"
-    if subject.batching == "function" and set(items) - {asked}:
-        return f"batches of {_sizes(items)} {by} for {asked}"
-    return f"batch {asked}"
-
-
-def _sizes(items: Sequence[int]) -> str:
-    least, most = min(items), max(items)
-    return str(most) if least == most else f"{least} to {most} (mean {sum(items) / len(items):.3g})"
 
 
 def _loop_table(trial: Trial) -> Table:
@@ -154,8 +142,28 @@ def _worker_table(trial: Trial) -> Table:
             continue
         stage, _, member = name.partition(".")
         label = f"  {member}" if member else stage
-        table.add_row(Text(label), format_seconds(seconds), f"{share:.1%}", format_seconds(seconds / max(run.items, 1)))
+        own_items = max(sum(trial.timeline.items), 1)
+        table.add_row(Text(label), format_seconds(seconds), f"{share:.1%}", format_seconds(seconds / own_items))
     return table
+
+
+def _rank_table(trial: Trial) -> RenderableType:
+    """What each rank does in a step once steady, and how uneven the ranks are."""
+    found = ranks.figures(trial)
+    if not found:
+        return Text("no step came after the warm-up: --batches gives more to compare the ranks by")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    titles = ("rank, in a step", "waits", "computes", "other", "idle", "exchange", "delays others")
+    for title in titles:
+        table.add_column(title, justify="left" if title == titles[0] else "right", no_wrap=True)
+    for each in found:
+        spent = (each.wait_s, each.step_s, each.other_s, each.idle_s, each.exchange_s, each.held_s)
+        table.add_row(str(each.rank), *map(format_seconds, spent))
+    even = (
+        "idle: until slower ranks have come to the exchange. The busiest rank works "
+        f"{ranks.imbalance(found):.2f} times as long as the mean. Other tables are of rank {trial.pace_rank}."
+    )
+    return Group(table, Text(even))
 
 
 def _facts(trial: Trial) -> list[RenderableType]:

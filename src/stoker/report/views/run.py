@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stoker.analysis.spans import steady, whole
+from stoker.analysis.spans import steady, wait_s, whole
 from stoker.analysis.verdict import verdict
 from stoker.records import Proposal, ScriptAnswer, Trial
 from stoker.report.views.plan import remedy_lines
@@ -102,16 +102,16 @@ def _ranks(first: Trial, ranks: Sequence[Trial]) -> list[RenderableType]:
     """Which rank waits longest for its data."""
     if not ranks:
         return []
-    waits = {}
-    for trial in (first, *ranks):
-        span = steady(trial) or whole(trial)
-        rank = trial.task.options.get("rank", 0) if trial.task is not None else 0
-        waits[rank] = span.loop_s.get("wait", 0.0) / max(1, span.batches)
+    waits = {_rank(trial): wait_s(trial) for trial in (first, *ranks)}
     slowest = max(waits, key=lambda rank: waits[rank])
     least = min(waits.values())
     return [
         Text(
-            f"{len(waits)} ranks; rank {slowest} waits longest for data: {format_seconds(waits[slowest])} a batch, "
-            f"the least is {format_seconds(least)}"
+            f"{len(waits)} ranks, of which this is rank {_rank(first)}; rank {slowest} waits longest for data: "
+            f"{format_seconds(waits[slowest])} a batch, the least is {format_seconds(least)}"
         )
     ]
+
+
+def _rank(trial: Trial) -> int:
+    return int(trial.task.options.get("rank", 0)) if trial.task is not None else 0

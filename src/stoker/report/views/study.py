@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.analysis.breakdown import VARIED
+from stoker.analysis.thesis import Beside
 from stoker.units import format_count, format_seconds, format_workers
 
 Row = Mapping[str, Any]
@@ -253,6 +254,34 @@ def search_finding_view(sentences: Sequence[str], summary: Sequence[Row], not_ru
     return Group(*lines, *(Text(note, style="yellow") for note in _notes(summary, not_run)))
 
 
+def convergence_finding_view(trials: Sequence[Row]) -> RenderableType:
+    """What each comparison of two batch sizes says, and which of them ended badly."""
+    lines = []
+    for row in trials:
+        rate = f", learning rate {row['scale_lr']}" if row.get("scale_lr", "none") not in (None, "none") else ""
+        name = str(row["workload"]).rpartition("/")[2]
+        about = f"{name}, {row['against']} against {row['batch_size']}{rate}: "
+        if row.get("finding"):
+            lines.append(Text(about + row["finding"], style="bold"))
+        else:
+            lines.append(Text(f"{about}{row['outcome']}: {row['problem']}", style="yellow"))
+    return Group(*lines)
+
+
+def beside_view(beside: Beside) -> RenderableType:
+    """What the thesis says and what was found here, figure by figure."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    for name in ("figure", "what", "thesis", "here"):
+        table.add_column("the thesis" if name == "thesis" else name, overflow="fold")
+    before = None
+    for row in beside.rows:
+        figure = "" if row["figure"] == before else row["figure"]
+        table.add_row(*map(Text, (figure, row["what"], row["thesis"] or "–", row["here"] or "–")))
+        before = row["figure"]
+    notes = [Text(note, style="dim") for note in beside.notes]
+    return Group(Text(), Text("beside the thesis", style="bold"), table, *notes)
+
+
 def _split(summary: Sequence[Row]) -> list[str]:
     """The columns that name a part of the table: those before the counts."""
     names = list(summary[0]) if summary else ["workloads"]
@@ -318,7 +347,8 @@ def presets_view(rows: Iterable[Row]) -> RenderableType:
         parts.append(Text(f"  reproduces {row['reproduces']}"))
         for size in ("full", "small"):
             shape = row[size]
-            parts.append(Text(f"  {size}: {format_count(shape['runs'], 'run')} on {shape['devices']}; {shape['time']}"))
+            runs = f"{format_count(shape['runs'], 'run')}{', and what follows from them,' if shape['follows'] else ''}"
+            parts.append(Text(f"  {size}: {runs} on {shape['devices']}; {shape['time']}"))
             parts.append(Text(f"    differs: {shape['differs']}", style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
@@ -361,6 +391,8 @@ def run_view(summary: Row, next_step: str) -> RenderableType:
     """What a drive did."""
     ran = f"ran {format_count(summary['ran'], 'trial')} in {format_seconds(summary['seconds'])}"
     lines = [Text(f"{ran}: {_outcomes(summary['outcomes'])}" if summary["ran"] else "nothing was left to run")]
+    if summary["lost"]:
+        lines.append(Text(f"{format_count(summary['lost'], 'run')} lost with a node, and run again", style="yellow"))
     if summary["stopped"]:
         lines.append(Text(f"stopped: {summary['stopped']}", style="yellow"))
     if summary["unfinished"]:
@@ -380,7 +412,10 @@ def forecast_view(forecast: Row, sentence: str | None) -> RenderableType:
     unknown = "unknown, as nothing has finished yet"
     seconds = forecast["left_s"]
     time = "none" if not left else unknown if seconds is None else f"about {format_seconds(seconds)}"
-    lines += [Text(f"time left: {time}"), table_of(forecast["cells"], limit=20)]
+    lines.append(Text(f"time left: {time}"))
+    if forecast["follows"]:
+        lines.append(Text(forecast["follows"]))
+    lines.append(table_of(forecast["cells"], limit=20))
     return Group(*lines)
 
 

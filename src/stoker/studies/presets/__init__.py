@@ -1,6 +1,10 @@
-"""The experiments of the seed documents as ready-made grids, each in full size and in a small one."""
+"""The experiments of the seed documents as ready-made grids, each in full size and in a small one.
+
+A workload of their own is in a file of this folder, which a grid names as `presets/FILE.py:function`.
+"""
 
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from stoker.errors import InputError
@@ -24,6 +28,7 @@ def read_preset(name: str, scale: str = "full") -> Grid:
     if name not in preset_names():
         raise InputError(f"no such preset: {name!r}; choose {', '.join(preset_names())}")
     text = files(__name__).joinpath(scale, f"{name}.toml").read_text(encoding="utf-8")
+    text = text.replace('"presets/', f'"{Path(__file__).parent.as_posix()}/')
     return parse_grid(text, f"preset {name} ({scale})", default_name=name if scale == "full" else f"{name}-small")
 
 
@@ -41,6 +46,6 @@ def describe() -> list[dict[str, Any]]:
         for scale, grid in grids.items():
             shape = {part: grid.about[part] for part in ABOUT[1:]}
             tasks = len(grid.tasks())
-            row[scale] = {"tasks": tasks, "runs": tasks * grid.repeats, **shape}
+            row[scale] = {"tasks": tasks, "runs": tasks * grid.repeats, "follows": bool(grid.generator), **shape}
         rows.append(row)
     return rows
