@@ -175,7 +175,7 @@ def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> Renderab
     for row in base:
         place = wide.setdefault(tuple(_cell_of(row).values()), _cell_of(row))
         if row["stage"] in seen:
-            place[_STAGE_HEADS.get(row["stage"], row["stage"])] = round(row["stage_s"], 2)
+            place[_STAGE_HEADS.get(str(row["stage"]), str(row["stage"]))] = round(row["stage_s"], 2)
     order = dict.fromkeys(name for cell in wide.values() for name in cell)
     shared, found = _without_same([{name: cell.get(name) for name in order} for cell in wide.values()])
     said = "seconds, medians of the repeats; their least and most are in the report, and with --json"
