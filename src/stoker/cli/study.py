@@ -311,6 +311,8 @@ def _finding(found: Any, trials: Any, labels: dict[str, str], by: tuple[str, ...
         return convergence_finding_view(trials.to_dicts())
     if found.grid.kind == "search":
         counts = rows_of(found.table("summary", by=by, trials=trials), labels)
+        # Such a study varies one thing at a time: that a model lacks a value which another has is no gap.
+        counts = [{**row, "cells": row["cells"] - row["missing"], "missing": 0} for row in counts]
         sentences = [each.sentence for each in dominant(trials)] if trials.height else []
         return search_finding_view(sentences, counts, sum(each.missing for each in found.status().machines))
     is_limit = kind_shown(found.grid.kind, trials) == "limit"

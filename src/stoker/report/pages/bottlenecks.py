@@ -158,7 +158,8 @@ def _one_at_a_time(frame: "pl.DataFrame", base: "pl.DataFrame") -> list[Figure]:
         if rows:
             what = name.replace("_", " ")
             draw = partial(charts.stage_bars, x="value", x_title=what, facet="model", normalised=True)
-            title = f"What {what} does to the shares of {counted(len(values), 'model')}"
+            models = counted(len({row["workload"] for row in rows}), "model")
+            title = f"Shares of each stage by {what}, {models}"
             figures.append(figure(title, rows, draw, note=f"{_NOTE} {cut}", alt=f"Shares over {what}"))
     return figures
 

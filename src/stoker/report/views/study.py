@@ -1,5 +1,6 @@
 """Tables of studies: presets, the list, the status, and every analysis."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from stoker.analysis.breakdown import VARIED
 from stoker.analysis.thesis import Beside
 from stoker.units import format_count, format_seconds, format_workers
 
@@ -160,26 +162,54 @@ def _is_visible(name: str, rows: Sequence[Row]) -> bool:
 
 def breakdown_view(rows: Sequence[Row], *, limit: int | None = None) -> RenderableType:
     """The stages of a search: of few cells a row for each stage, with the least and the most of the repeats; of many
-    cells the medians beside each other, a row for each cell."""
-    present = [name for name in ("workload", "batch_size", "num_workers") if all(name in row for row in rows)]
-    same = [name for name in present if len({row[name] for row in rows}) == 1]
-    shared = Text(" · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same), style="dim")
-    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
-    wide: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        cell = {name: value for name, value in row.items() if name not in _STAGE}
-        wide.setdefault(tuple(cell.values()), cell)[row["stage"] + "_s"] = row["stage_s"]
-    if len(wide) <= _FEW_CELLS:
+    cells the medians beside each other, a row for each cell of the base case."""
+    if len({tuple(_cell_of(row).values()) for row in rows}) <= _FEW_CELLS:
         names = {"stage_s": "median_s", "low_s": "least_s", "high_s": "most_s"}
         found = [{names.get(name, name): value for name, value in row.items()} for row in rows]
         found = [{**row, "stage": row["stage"].replace("_", " ")} for row in found]
-        return Group(*([shared] if same else []), table_of(found, limit=limit))
-    said = Text("medians of the repeats; their least and most are in the report, and with --json", style="dim")
+        shared, found = _without_same(found)
+        return Group(*shared, table_of(found, limit=limit))
+    base = _base_rows(rows)
+    seen = {row["stage"] for row in base if (row["share"] or 0.0) >= _WORTH_A_COLUMN}
+    wide: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in base:
+        place = wide.setdefault(tuple(_cell_of(row).values()), _cell_of(row))
+        if row["stage"] in seen:
+            place[_STAGE_HEADS.get(str(row["stage"]), str(row["stage"]))] = round(row["stage_s"], 2)
     order = dict.fromkeys(name for cell in wide.values() for name in cell)
-    found = [{name: cell.get(name) for name in order} for cell in wide.values()]
-    return Group(said, *([shared] if same else []), table_of(found, limit=limit))
+    shared, found = _without_same([{name: cell.get(name) for name in order} for cell in wide.values()])
+    said = "seconds, medians of the repeats; their least and most are in the report, and with --json"
+    others = len({tuple(_cell_of(row).values()) for row in rows}) - len(wide)
+    if others:
+        said += f"; so are {format_count(others, 'cell')} that vary one thing"
+    return Group(Text(said, style="dim"), *shared, table_of(found, limit=limit))
 
 
+def _cell_of(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in _STAGE}
+
+
+def _base_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows in which what a study varies one at a time has its most frequent value."""
+    for name in VARIED:
+        if all(name in row for row in rows):
+            usual = Counter(row[name] for row in rows).most_common(1)[0][0]
+            rows = [row for row in rows if row[name] == usual]
+    return rows
+
+
+def _without_same(rows: Sequence[Row]) -> tuple[list[Text], list[dict[str, Any]]]:
+    """Rows without axes that are the same in all of them, and the line that says those."""
+    present = [name for name in ("workload", *VARIED) if all(name in row for row in rows)]
+    same = [name for name in present if len({row[name] for row in rows}) == 1]
+    said = " · ".join(f"{_head(name)} {_cell(name, rows[0][name])}" for name in same if rows[0][name] is not None)
+    left = [{name: value for name, value in row.items() if name not in same} for row in rows]
+    return ([Text(said, style="dim")] if said else []), left
+
+
+_WORTH_A_COLUMN = 0.01
+_STAGE_HEADS = {"prepare_model": "model", "prepare_data": "load", "forward": "infer"}
+"""Short ones, so that many stages fit beside each other."""
 _FEW_CELLS = 8
 _STAGE = ("stage", "clock", "stage_s", "share", "low_s", "high_s", "repeats")
 _VISIBLE = 0.001
