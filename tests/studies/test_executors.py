@@ -53,7 +53,7 @@ def test_a_profile_is_a_trial_with_figures_samples_and_versions() -> None:
 
 
 def converge(spec: str, **more: Any) -> Task:
-    fixed = {"workload": spec, "device": "cpu", "against": 16, "seeds": 1, **more}
+    fixed: dict[str, Any] = {"workload": spec, "device": "cpu", "against": 16, "seeds": 1, **more}
     grid = grid_from({"kind": "converge", "fixed": fixed, "axes": {"batch_size": [4]}})
     return next(iter(grid.tasks().values())).task
 
