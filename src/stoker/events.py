@@ -63,6 +63,12 @@ class ClockRead(Event, frozen=True, tag="clock"):
     over_s: float
 
 
+class WorkersStarted(Event, frozen=True, tag="workers"):
+    """An epoch's loader has started these worker processes."""
+
+    pids: tuple[int, ...]
+
+
 class GpuUsed(Event, frozen=True, tag="gpu"):
     """The run uses the GPU with this UUID."""
 
@@ -112,6 +118,7 @@ AnyEvent = (
     | BatchDone
     | ClockRead
     | GpuUsed
+    | WorkersStarted
     | LoopReady
     | JobTaken
     | ProbeDone

@@ -3,7 +3,7 @@
 from time import perf_counter
 from typing import Any
 
-from stoker.events import BatchDone, OnEvent
+from stoker.events import BatchDone, OnEvent, WorkersStarted
 from stoker.measure.feed import Feed
 from stoker.measure.log import LoopLog
 from stoker.measure.spy import Parcel
@@ -52,6 +52,8 @@ class Loop:
         log.epoch_began()
         batches = iter(self._feed)
         log.loader_ready()
+        if workers := getattr(batches, "_workers", ()):
+            self._emit(WorkersStarted(pids=tuple(worker.pid for worker in workers)))
         while True:
             log.ask()
             if self._feed.cut and count == self._feed.batches:

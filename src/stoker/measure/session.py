@@ -36,6 +36,7 @@ from stoker.events import (
     Progress,
     RunEnded,
     SubjectKnown,
+    WorkersStarted,
 )
 from stoker.machine import inspect
 from stoker.machine.host import out_of_memory_kills
@@ -44,6 +45,7 @@ from stoker.measure import reference
 from stoker.measure.gauges import Gauges
 from stoker.process import child
 from stoker.process.fork import Forked
+from stoker.process.tree import remove_shared_memory
 from stoker.records import (
     Extent,
     Mode,
@@ -291,6 +293,7 @@ class _Session(Generic[R]):
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._reads}")
         self._subject = request.subject()
         self._gauges: Gauges | None = None
+        self._workers: set[int] = set()
         self._group: MemoryGroup | None = None
         self._clock: ClockRead | None = None
         self.job: Job | None = None
@@ -309,6 +312,7 @@ class _Session(Generic[R]):
             while os.read(self._reads, 1 << 16):
                 pass
         self._has_run = self._is_at_one = False
+        self._workers.clear()
         self._gauges = Gauges() if self._request.gauged else None
         self._hand_out(self.job)
         return self.job.extent.seed
@@ -320,6 +324,7 @@ class _Session(Generic[R]):
     def end_child(self) -> None:
         if self._gauges is not None:
             self._gauges.stop()
+        remove_shared_memory(self._workers)
 
     def patience_s(self) -> float:
         """How long the child may be silent."""
@@ -363,6 +368,9 @@ class _Session(Generic[R]):
                 self._clock = event
             case GpuUsed(uuid=uuid) if self._gauges is not None:
                 self._gauges.watch_gpu(uuid)
+            case WorkersStarted(pids=pids):
+                self._workers.update(pids)
+                return
         if self._on_event:
             self._on_event(event)
 

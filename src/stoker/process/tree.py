@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -41,3 +42,15 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
         times = process.cpu_times()
         return times.user + times.system, process.memory_info().rss
     return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
+
+
+def remove_shared_memory(pids: Iterable[int], root: Path = Path("/dev/shm")) -> None:
+    """Remove what ended processes left in shared memory. Torch removes the name of a batch right after it has the
+    memory; a process that the kernel kills in between, for want of memory, does not get there."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                continue
+        for path in root.glob(f"torch_{pid}_*"):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -227,7 +227,7 @@ class _Candidate:
             task=self._task,
             supply=supply,
             shared=self._shared,
-            tap=FeatureTap(model),
+            tap=FeatureTap(model, convolution_head=self._workload is None),
             prefix=blocks[:begin],
             runs=runs,
             device=self._device,  # type: ignore[arg-type]
@@ -370,9 +370,12 @@ class _Extraction:
     # ------------------------------------------------------------ where batches come from
 
     def _from_supply(self) -> None:
+        self._paced(self._take)
+
+    def _paced(self, take: Callable[[Loaded, float], float]) -> None:
         """Batches as they are loaded: first the few by which batch size and workers are chosen, then the rest."""
-        left = self._pace.limit
-        while left is None or left > len(self._items):
+        limit, done = self._pace.limit, 0
+        while limit is None or done < limit:
             size = self._pace.next_size()
             if size is None:
                 break
@@ -381,10 +384,9 @@ class _Extraction:
             load_s = perf_counter() - began
             if loaded is None:
                 return
-            infer_s = self._take(loaded, load_s)
-            self._pace.saw(len(loaded.places), load_s, infer_s)
-        more = None if left is None else max(0, left - len(self._items))
-        self._timed(islice(self._batches(), more), self._take)
+            self._pace.saw(len(loaded.places), load_s, take(loaded, load_s))
+            done += 1
+        self._timed(islice(self._batches(), None if limit is None else max(0, limit - done)), take)
 
     def _batches(self) -> Any:
         """What is left, with the chosen setting. The weights of the next candidate are read from here on: all workers
@@ -410,21 +412,20 @@ class _Extraction:
 
     def _from_states(self) -> None:
         """A part: the blocks before it run on all items and their outputs are stored; then the part runs on those."""
-        self._pace.fix()
         with StateStore(self._shared.store.limit_bytes - self._shared.store.used_bytes) as store:
-            for loaded in islice(self._timed_prefix(), self._pace.limit):
-                store.add(loaded)
-            self._timed(store.batches(), self._take)
 
-    def _timed_prefix(self) -> Any:
-        began = perf_counter()
-        for loaded in self._batches():
-            made = self._prefixed(loaded)
-            self._settle()
-            self._prefix_s.append(perf_counter() - began)
-            self._say("blocks before the part", self._supply.next_place, self._supply.items.count)
-            yield made
-            began = perf_counter()
+            def before_part(loaded: Loaded, load_s: float) -> float:
+                began = perf_counter()
+                made = self._prefixed(loaded)
+                self._settle()
+                seconds = perf_counter() - began
+                self._prefix_s.append(load_s + seconds)
+                store.add(made)
+                self._say("blocks before the part", self._supply.next_place, self._supply.items.count)
+                return seconds
+
+            self._paced(before_part)
+            self._timed(store.batches(), self._take)
 
     def _prefixed(self, loaded: Loaded) -> Loaded:
         if loaded.inputs is None:

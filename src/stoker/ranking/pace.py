@@ -70,7 +70,7 @@ class Pace:
         """Take what is known: nothing is tried any more."""
         if self._is_measured:
             self._is_measured = False
-            self.reason = "the first size that is tried; stored states leave no time to try others"
+            self.reason = "the first size that is tried: all batches are loaded before the first is timed"
 
     def next_size(self) -> int | None:
         """The size of the next batch that is tried; None when the choice is made."""
