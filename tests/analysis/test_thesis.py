@@ -188,6 +188,8 @@ def test_a_manual_search_takes_equation_5_2() -> None:
     expected = 0.032 * round(12811.67 / 32) + 0.032 * round(12811.67 / 64)
     assert thesis.manual_seconds(done) == pytest.approx(expected)
     assert thesis.manual_seconds([*done, {"batch_size": 128, "outcome": "oom"}]) is None
+    whole = {"batch_size": 64, "outcome": "done", "seconds": 0.032, "run_items": 64}
+    assert thesis.manual_seconds([done[0], whole]) == pytest.approx(expected)
 
 
 def test_both_searches_of_a_model() -> None:

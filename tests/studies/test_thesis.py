@@ -30,11 +30,12 @@ class Answers(QuickExecutor):
             figures |= {"forward_s": 0.5, "steady_item_s": 0.001, "later_epoch_s": 1.0, "first_epoch_s": 1.5}
             figures |= {"shortest_epoch_s": 0.9, "longest_epoch_s": 1.1}
         else:
-            figures |= {
+            others: dict[str, dict[str, Any]] = {
                 "limit": {"max_batch": 70, "seconds": None},
                 "tune": {"batch_size": 48, "num_workers": 2},
                 "converge": LEARNED,
-            }[task.kind]
+            }
+            figures |= others[task.kind]
         return msgspec.structs.replace(done, figures=figures, document=None)
 
 

@@ -455,8 +455,11 @@ def manual_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
     total = 0.0
     for (batch,), each in _by([dict(row) for row in runs], "batch_size").items():
         item_s = _middle(each, "steady_item_s")
-        if item_s is None:
-            return None
+        if item_s is None:  # of a set that is over after a batch or two the whole run is all there is
+            seconds, items = _middle(each, "seconds"), _middle(each, "run_items")
+            if not seconds or not items:
+                return None
+            item_s = seconds / items
         iterations = max(1, round(MANUAL_SHARE * IMAGENET_ITEMS / batch))
         total += item_s * batch * iterations
     return total or None
