@@ -186,7 +186,7 @@ def extra(row: dict[str, Any], name: str) -> str:
 def added_wall_s(row: dict[str, Any], name: str) -> float:
     """Seconds that the whole command takes longer."""
     after, before = (median(each["wall_s"] for each in row["runs"][way]) for way in (name, "bare"))
-    return after - before
+    return float(after - before)
 
 
 def added_cpu_s(row: dict[str, Any], name: str) -> float:
@@ -201,7 +201,7 @@ def are_losses_equal(row: dict[str, Any], name: str) -> bool:
 
 
 def _cpu(runs: list[dict[str, Any]]) -> float:
-    return median([each["own"]["cpu_s"] for each in runs if each["own"]] or [float("nan")])
+    return float(median([each["own"]["cpu_s"] for each in runs if each["own"]] or [float("nan")]))
 
 
 if __name__ == "__main__":

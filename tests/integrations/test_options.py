@@ -121,7 +121,7 @@ def test_a_stopped_script_loads_some_batches_again_with_other_workers(tmp_path: 
     assert now.num_workers == 0
     assert without.costs.slowdown.sizes == (1.0,)
     assert max(predictor.costs.slowdown.sizes) > 1
-    assert propose(first, *loads)[0].changes["num_workers"] > 1
+    assert int(propose(first, *loads)[0].changes["num_workers"]) > 1
 
 
 def test_a_dataset_that_cannot_be_loaded_again_is_no_matter_of_the_scripts(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import functools
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from stoker.ranking.resampling import score_model
 from stoker.records import CandidateTrial, Extent, Setting
 from stoker.workload.checkpoint import read
 from stoker.workload.data.images import decode
+from stoker.workload.data.open import open_data
 from tests.ranking.cases import NET, asked, pictures, snapshot, text_model, texts, workloads
 
 
@@ -56,7 +58,8 @@ def test_a_candidate_scores_what_a_plain_loop_over_its_model_scores(
 ) -> None:
     model = timm.create_model("test_resnet", num_classes=5).eval()
     model.load_state_dict(read(weights))
-    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=model))
+    data: Any = timm.data
+    transform = data.create_transform(**data.resolve_data_config({}, model=model))
     files = sorted(images.rglob("*.jpg"))
     batch = torch.stack([transform(decode(file.read_bytes(), str(file))) for file in files])
     with torch.no_grad():
@@ -112,11 +115,15 @@ def test_states_that_do_not_fit_into_memory_are_files_that_are_gone_afterwards(
 ) -> None:
     from stoker.ranking import states
 
-    monkeypatch.setattr(states.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     seen: list[int] = []
-    monkeypatch.setattr(
-        states, "_read", lambda path, inner=states._read: seen.append(path.stat().st_size) or inner(path)
-    )
+    read_state = states._read
+
+    def noted(path: Path) -> Any:
+        seen.append(path.stat().st_size)
+        return read_state(path)
+
+    monkeypatch.setattr(states, "_read", noted)
     trial = run_candidate(asked(NET, images, weights=weights, scores="logme", part="last:50%"))
     assert values(trial)["logme"] == pytest.approx(values(full)["logme"], rel=1e-3)
     assert min(seen) > 0, "no host memory was allowed, so every batch was a file"
@@ -148,7 +155,7 @@ def test_random_labels_are_as_many_classes_as_asked(images: Path) -> None:
 
 
 def test_synthetic_data_has_random_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "open_data", functools.partial(supply.open_data, files=20))
+    monkeypatch.setattr(supply, "open_data", functools.partial(open_data, files=20))
     trial = run_candidate(asked(NET, "tensors", items=12, classes=2, scores="linear"))
     assert (trial.outcome, trial.items, trial.classes, trial.labels) == ("done", 12, 2, "random"), trial.problem
     assert (trial.weights, trial.image_size) == ("random", 160)
@@ -228,7 +235,7 @@ class Payload:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (self.path,))
 
 

@@ -51,8 +51,8 @@ def test_sizes_are_not_tried_for_few_items_nor_above_the_largest() -> None:
 
 
 def test_a_batch_that_would_take_too_much_memory_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paces.host, "available_bytes", lambda: 0)
-    monkeypatch.setattr(paces.psutil, "Process", _growing())
+    monkeypatch.setattr("stoker.ranking.pace.host.available_bytes", lambda: 0)
+    monkeypatch.setattr("stoker.ranking.pace.psutil.Process", _growing())
     pace = paced(10_000, {8: 1.0})
     assert pace.batch_size == 8
     assert "too much memory" in pace.reason

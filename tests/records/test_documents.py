@@ -169,7 +169,7 @@ COMPARED = Comparison(
     changes=(Change(name="num_workers", kind="setting", a="0", b="2"),),
     reference=Difference(name="reference job", unit="run"),
 )
-CANDIDATE = CandidateTrial(
+EXAMINED = CandidateTrial(
     model="net@one.pt",
     outcome="done",
     stages=CandidateStages(
@@ -184,8 +184,8 @@ RANKING = Ranking(
     part="full",
     scores=("nleep",),
     labels="classes",
-    ranked=rank([ModelScores(model="net@one.pt", scores=CANDIDATE.scores)], combined=("nleep",)),
-    candidates=(CANDIDATE, CandidateTrial(model="other", outcome="crashed", problem=Problem(sentence="it died"))),
+    ranked=rank([ModelScores(model="net@one.pt", scores=EXAMINED.scores)], combined=("nleep",)),
+    candidates=(EXAMINED, CandidateTrial(model="other", outcome="crashed", problem=Problem(sentence="it died"))),
     unfinished=("third",),
     stopped="the budget is spent",
 )
@@ -199,7 +199,7 @@ DOCUMENTS: dict[str, tuple[Record, dict[str, Any]]] = {
     "plan": (PLAN, plan_document(PLAN)),
     "convergence": (CONVERGED, document_of(CONVERGED)),
     "comparison": (COMPARED, comparison_document(COMPARED, allowed=0.05, is_slower=True)),
-    "candidate_trial": (CANDIDATE, candidate_document(CANDIDATE)),
+    "candidate_trial": (EXAMINED, candidate_document(EXAMINED)),
     "ranking": (RANKING, ranking_document(RANKING)),
     "interrupted_tune": (
         InterruptedTune(interrupted=True, runs=(RUN,), probes=PROBES, trials=(TRIAL,)),

@@ -144,7 +144,8 @@ class _Reporter:
     """Passes on what a driver reports: lines on stdout for programs, progress on stderr for people."""
 
     def __init__(self, study: Any, show: Any, *, prints_lines: bool, quiet: bool) -> None:
-        self._study, self._cells = study, {key: asked.values for key, asked in study.tasks.items()}
+        self._study = study
+        self._cells: dict[str, dict[str, Any]] = {key: asked.values for key, asked in study.tasks.items()}
         self._axes, self._show = tuple(study.grid.axis_names), show
         self._prints_lines, self._quiet = prints_lines, quiet
         self.changed: Any = None

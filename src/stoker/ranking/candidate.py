@@ -114,10 +114,11 @@ class _Candidate:
         return CandidateTrial(**self._known, stages=stages, notes=tuple(self._notes), total_s=total_s)
 
     def _run(self) -> None:
-        self._device = parse_device(self._task.device)
-        if not isinstance(self._device, torch.device):
+        device = parse_device(self._task.device)
+        if not isinstance(device, torch.device):
             raise InputError(f"{self._task.device} computes nothing that could be scored; choose cpu or cuda")
-        self._known["device"] = str(self._device)
+        self._device = device
+        self._known["device"] = str(device)
         part = parse_part(str(self._task.options.get("part", "full")))
         names = score_names(str(self._task.options.get("scores", DEFAULT_SCORES)))
         self._workload, kind = _opened(self._spec)
@@ -202,7 +203,7 @@ class _Candidate:
         return model
 
     def _settle(self) -> None:
-        if isinstance(self._device, torch.device) and self._device.type == "cuda":
+        if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
     # ------------------------------------------------------------ features
@@ -230,7 +231,7 @@ class _Candidate:
             tap=FeatureTap(model, convolution_head=self._workload is None),
             prefix=blocks[:begin],
             runs=runs,
-            device=self._device,  # type: ignore[arg-type]
+            device=self._device,
             say=self._say,
             settle=self._settle,
         )

@@ -67,8 +67,8 @@ def _load(settings: Settings, iterator: Any, count: int) -> None:
             multiprocessing_context=context,
         )
         began = time.perf_counter()
-        for number, _ in enumerate(again, 1):
-            if number >= _LEAST * workers and time.perf_counter() - began > _SECONDS:
+        for count, _ in enumerate(again, 1):
+            if count >= _LEAST * workers and time.perf_counter() - began > _SECONDS:
                 break
     observer.close()
 
