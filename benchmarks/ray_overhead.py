@@ -1,6 +1,6 @@
 """What Ray adds to a trial, and how many trials a second one driver can record.
 
-python benchmarks/ray_overhead.py [--trials 40] [--rows 4000]
+python benchmarks/ray_overhead.py [--trials 40] [--rows 2000]
 
 The same short trial is run by turns on this machine and on a local Ray cluster of one node, in pairs: the difference is
 what Ray adds. Then a real driver records real trials in a real store for clusters of 1 to 1,000 nodes. Only the runs
@@ -138,7 +138,7 @@ def rate(nodes: int, rows: int) -> dict[str, Any]:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--trials", type=int, default=40, help="pairs of trials")
-    parser.add_argument("--rows", type=int, default=4000, help="trials to record for each number of nodes")
+    parser.add_argument("--rows", type=int, default=2000, help="trials to record for each number of nodes")
     options = parser.parse_args()
     row = overhead(options.trials)
     low, high = row["added_quartiles_s"]

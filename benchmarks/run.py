@@ -30,6 +30,8 @@ from stoker.records import Record, Trial, read
 PYTHON = sys.executable
 BIN = Path(sys.executable).parent
 LIMIT_S = 300.0
+_THREADS = {"OMP_NUM_THREADS": "1"}
+"""Tiny models are faster so, and what they print is the same each time."""
 _LOSS = re.compile(r"loss[_a-z]*['\"]?\W{1,4}([-+]?\d[\d.]*(?:e[-+]?\d+)?)", re.IGNORECASE)
 
 
@@ -162,7 +164,6 @@ CASES = (
             *("--no-accel", "--dist-url", "env://", "--dist-backend", "gloo"),
         ),
         data=public_data.images,
-        environment={"OMP_NUM_THREADS": "1"},
     ),
     Case(
         name="timm",
@@ -282,7 +283,7 @@ def run(command: Sequence[str], folder: Path, environment: dict[str, str]) -> Ra
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, **environment},
+            env={**os.environ, **_THREADS, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

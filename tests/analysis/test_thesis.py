@@ -139,11 +139,10 @@ def test_limits_by_gpu_memory() -> None:
 
 
 def test_times_around_an_estimate_are_relative_to_it() -> None:
-    plan = {"kind": "tune", "model": "resnet50", "host_memory": "128GB", "batch_size": 40, "num_workers": 4}
+    plan = {"kind": "tune", "host_memory": "128GB", "batch_size": 40, "num_workers": 4}
     times = {(40, 4): 10.0, (40, 8): 9.0, (40, 2): 20.0, (32, 4): 11.0}
     runs = [
-        {"kind": "profile", "model": "resnet50", "batch_size": batch, "num_workers": workers, "seconds": seconds}
-        | {"forward_s": 8.0}
+        {"kind": "profile", "batch_size": batch, "num_workers": workers, "seconds": seconds} | {"forward_s": 8.0}
         for (batch, workers), seconds in times.items()
     ]
     found = thesis.beside("thesis-workers-batch", frame(plan, *runs)).rows
@@ -189,18 +188,20 @@ def test_a_manual_search_takes_equation_5_2() -> None:
     expected = 0.032 * round(12811.67 / 32) + 0.032 * round(12811.67 / 64)
     assert thesis.manual_seconds(done) == pytest.approx(expected)
     assert thesis.manual_seconds([*done, {"batch_size": 128, "outcome": "oom"}]) is None
+    whole = {"batch_size": 64, "outcome": "done", "seconds": 0.032, "run_items": 64}
+    assert thesis.manual_seconds([done[0], whole]) == pytest.approx(expected)
 
 
 def test_both_searches_of_a_model() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"kind": "limit", "workload": "alexnet", "method": "trace", "max_batch": 70},
         *(
-            {"kind": "profile", "workload": "sleep:1ms", "model": "alexnet", "batch_size": size, "num_workers": 2}
+            {"kind": "profile", "workload": "sleep:1ms", "stands_for": "alexnet", "batch_size": size, "num_workers": 2}
             | {"steady_item_s": 0.001}
             for size in (32, 64)
         ),
         *(
-            {"kind": "profile", "workload": "sleep:1ms", "model": "alexnet", "batch_size": size, "num_workers": 0}
+            {"kind": "profile", "workload": "sleep:1ms", "stands_for": "alexnet", "batch_size": size, "num_workers": 0}
             | {"seconds": size / 10}
             for size in (10, 50)
         ),

@@ -135,6 +135,23 @@ def test_a_dataset_that_cannot_be_loaded_again_is_no_matter_of_the_scripts(tmp_p
     assert [len(each.steps) for each in done.log.processes[0].loaders] == [6]
 
 
+def test_the_interpreter_of_the_script_needs_no_stoker(tmp_path: Path) -> None:
+    path = tmp_path / "alone.py"
+    path.write_text(ALONE.format(script=PLAIN))
+    done = running.observed(tmp_path / "logs", str(path), "1", options={"overrides": {"num_workers": 1}})
+    assert done.out == running.bare(PLAIN, "1").out
+    assert not done.log.problems
+    assert len(_training(done).steps) == 10
+    assert _training(done).fetches
+
+
+ALONE = """
+import runpy, sys
+for name in ("stoker", "msgspec", "typer", "psutil"):
+    sys.modules[name] = None  # an import of it fails
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
 ONCE = """
 import os
 import torch

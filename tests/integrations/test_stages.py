@@ -320,7 +320,7 @@ class Changed(Dataset[Any]):
         return self.augment(np.full((512, 512), float(index)))
 
 
-_LIBRARIES = [
+_LIBRARIES: list[tuple[Any, set[str]]] = [
     (_lmdb, {"read", "decode"}),
     (_h5py, {"read"}),
     (_albumentations, {"decode", "transform.RandomCrop", "transform.Normalize"}),

@@ -1,5 +1,6 @@
 """One candidate of a search: its features, its parts, its scores, and what is said when it cannot be run."""
 
+import functools
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import timm
 import torch
 from torch import nn
 
+from stoker.ranking import supply
 from stoker.ranking.candidate import run_candidate
 from stoker.ranking.features import FeatureTap
 from stoker.ranking.resampling import score_model
@@ -145,7 +147,8 @@ def test_random_labels_are_as_many_classes_as_asked(images: Path) -> None:
     assert (trial.outcome, trial.classes, trial.labels) == ("done", 6, "random")
 
 
-def test_synthetic_data_has_random_labels() -> None:
+def test_synthetic_data_has_random_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supply, "open_data", functools.partial(supply.open_data, files=20))
     trial = run_candidate(asked(NET, "tensors", items=12, classes=2, scores="linear"))
     assert (trial.outcome, trial.items, trial.classes, trial.labels) == ("done", 12, 2, "random"), trial.problem
     assert (trial.weights, trial.image_size) == ("random", 160)
@@ -257,7 +260,7 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("head", [nn.Conv2d(8, 4, 1), None])
 def test_features_are_what_the_head_takes_or_the_output_of_a_model_without_one(head: nn.Module | None) -> None:
     model = Pooled(head).eval()
-    tap = FeatureTap(model)
+    tap = FeatureTap(model, convolution_head=head is not None)
     for _ in range(2):
         x = torch.randn(5, 3, 8, 8)
         with torch.no_grad(), tap.watching():

@@ -30,7 +30,7 @@ class TwoNodes:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.studies.clusters"],
             cwd=Path(__file__).parents[2],
-            env={**os.environ, **LOOPBACK, "RAY_TMPDIR": str(folder)},
+            env={**os.environ, **LOOPBACK, "RAY_TMPDIR": str(folder), "TMPDIR": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors.open("w"),
@@ -54,6 +54,10 @@ class TwoNodes:
             tops = [each for each in known if _line(each).startswith("ray::Runner")]
             return {each.pid for top in tops for each in [top, *top.children(recursive=True)]}
         return set()
+
+    def leftovers(self) -> list[str]:
+        """What trials have left in the folder for temporary files of the nodes."""
+        return [each.name for each in self.folder.iterdir() if each.name.startswith("stoker-")]
 
     def close(self) -> None:
         self._process.communicate()

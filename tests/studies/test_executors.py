@@ -53,7 +53,7 @@ def test_a_profile_is_a_trial_with_figures_samples_and_versions() -> None:
 
 
 def converge(spec: str, **more: Any) -> Task:
-    fixed = {"workload": spec, "device": "cpu", "against": 16, "seeds": 1, **more}
+    fixed: dict[str, Any] = {"workload": spec, "device": "cpu", "against": 16, "seeds": 1, **more}
     grid = grid_from({"kind": "converge", "fixed": fixed, "axes": {"batch_size": [4]}})
     return next(iter(grid.tasks().values())).task
 
@@ -98,8 +98,15 @@ def test_a_candidate_of_a_search_has_stages_that_add_up_and_reads_its_weights(tm
         target = tmp_path / f"class {place % 2}" / f"{place}.png"
         target.parent.mkdir(exist_ok=True)
         Image.new("RGB", (64, 64), (place * 30, 0, 0)).save(target)
-    cell = {"workload": "squeezenet1_1", "items": 8, "batch_size": 4, "part": "last:25%"}
-    more = {"classes": 2, "labels": "random", "scores": "ridge", "resamples": 0, "warmup": 1, "weights_cache": "warm"}
+    cell: dict[str, Any] = {"workload": "squeezenet1_1", "items": 8, "batch_size": 4, "part": "last:25%"}
+    more: dict[str, Any] = {
+        "classes": 2,
+        "labels": "random",
+        "scores": "ridge",
+        "resamples": 0,
+        "warmup": 1,
+        "weights_cache": "warm",
+    }
     task = task_of({**cell, **more, "data": str(tmp_path)}, "search")
     finished = execute(task, timeout_s=120.0)
     assert finished.outcome == "done", finished.problem

@@ -1,16 +1,30 @@
 """What a runner finds and does on its node, without a cluster."""
 
+import os
+import tempfile
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from stoker.machine.cpu import affinity, cores
+from stoker.process import child
 from stoker.records import Extent, Setting, Task, WorkloadSpec, decode, encode
 from stoker.studies.executors import Finished
 from stoker.studies.nodes import NeededPath, Node, Runner, needed_paths, share_of
 
 SMALL = Path(__file__).parents[1] / "workloads" / "small.py"
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner changes the process that it is in: here that is put back."""
+    monkeypatch.setattr(tempfile, "tempdir", tempfile.gettempdir())
+    for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, os.environ.get(name, "/tmp"))
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    child.stop()
 
 
 def task(spec: str, **parts: str) -> Task:
@@ -45,6 +59,20 @@ def test_a_path_that_is_not_there_or_has_other_content_is_named(tmp_path: Path) 
     needed = needed_paths([task(f"{file}:workload"), task("resnet18", data=str(tmp_path / "birds"))])
     file.write_text("def workload(): return 1\n")
     assert described(needed).lacks == (f"{file} has other content", f"{tmp_path / 'birds'} is not there")
+
+
+def test_temporary_files_are_gone_with_the_runner() -> None:
+    runner = Runner(str(Path.cwd()), False, None)
+    folder = Path(tempfile.gettempdir())
+    assert folder.name.startswith("stoker-node-")
+    (folder / "left by a run").touch()
+    time.sleep(2)
+    assert folder.exists(), "as long as the runner is there"
+    del runner
+    deadline = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_runner_gives_what_became_of_a_task() -> None:

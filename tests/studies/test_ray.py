@@ -97,7 +97,7 @@ def test_a_killed_driver_loses_nothing_and_its_tasks_end(cluster: TwoNodes) -> N
         seconds = {(line["key"], line["repeat"]): line["seconds"] for line in (*driver.lines, *last.lines)}
         assert all(row.figures["seconds"] == seconds.get((row.key, row.repeat), row.figures["seconds"]) for row in rows)
         assert survivors(cluster.runners()) == []
-        assert leftovers(folder, runners) == []
+        until(lambda: cluster.leftovers() == leftovers(folder, runners) == [])
         assert running(folder) == 0
 
 
@@ -111,6 +111,7 @@ def test_an_interrupt_ends_the_tasks_and_gives_the_claims_back(cluster: TwoNodes
         assert driver.wait() == 130
         assert driver.errors == "stoker: interrupted\n"
         assert survivors(runners) == []
+        until(lambda: cluster.leftovers() == [])
         assert running(folder) == 0
         assert {row.outcome for row in rows_of(folder)} == {"done"}
 

@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -56,7 +57,7 @@ class ScoresAtOnce(QuickExecutor):
 
 
 def trial(name: str, value: float | None = None, **changes: object) -> CandidateTrial:
-    number = float(name[-1]) if value is None else value
+    number = float(name[-1] if name[-1].isdigit() else 0) if value is None else value
     scores = tuple(ScoreSample(score=score, value=number) for score in ("nleep", "logme"))
     known: dict[str, object] = {
         "outcome": "done",
@@ -100,15 +101,21 @@ def test_snapshots_of_a_pretrained_model_are_ranked_on_images(tmp_path: Path) ->
     assert not found.ranked.static_used
     assert "random weights" not in " ".join(found.notes)
     snapshot(tmp_path / "snapshots" / "1.pt", seed=7)
-    again = stoker.search(pattern, data=str(data), db=tmp_path / "stoker.db", device="cpu")
+    asked: dict[str, Any] = {
+        "data": str(data),
+        "db": tmp_path / "stoker.db",
+        "device": "cpu",
+        "executor": ScoresAtOnce(),
+    }
+    again = stoker.search(pattern, **asked)
     assert again.reused == (f"{NET}@0.pt",), "the other file has new content"
     (data / "class0" / "0.jpg").unlink()
-    third = stoker.search(pattern, data=str(data), db=tmp_path / "stoker.db", device="cpu")
+    third = stoker.search(pattern, **asked)
     assert third.reused == (), "the data are others"
 
 
 def test_random_labels_give_times_and_no_ranking(tmp_path: Path) -> None:
-    found = search(NET, data="tensors", items=12, classes=2, score="logme", db=tmp_path / "stoker.db", device="cpu")
+    found = search(NET, data="tensors", items=12, classes=2, db=tmp_path / "stoker.db", executor=ScoresAtOnce())
     assert found.ranked is None
     assert [each.outcome for each in found.candidates] == ["done"]
     assert any("labels are random" in note for note in found.notes)

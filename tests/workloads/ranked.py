@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +169,12 @@ def unused_parameters_found() -> stoker.Workload:
 
 
 def long() -> stoker.Workload:
-    """Long enough to be killed while it runs: each rank writes down its pid."""
+    """Long enough to be killed while it runs: each rank writes down its pid and its temporary folder."""
 
     def step(model: Any, batch: Any) -> torch.Tensor:
         folder = Path(os.environ["RANKED_NOTES"])
         if not (folder / f"pid-{rank()}").exists():
+            note(f"folder-{rank()}", f"{util.get_temp_dir()}\n")
             (folder / f"pid-{rank()}.part").write_text(str(os.getpid()))
             (folder / f"pid-{rank()}.part").rename(folder / f"pid-{rank()}")
         time.sleep(0.005)

@@ -75,7 +75,12 @@ def beside(study: str, frame: pl.DataFrame) -> Beside:
 
 def _runs(frame: pl.DataFrame) -> list[Row]:
     """The trials as plain rows, with the seconds of an epoch and the utilisation; None where they are unknown."""
-    return [{**row, "epoch": _epoch_s(row), "used": _utilisation(row)} for row in frame.to_dicts()]
+    return [{**row, "net": _net(row), "epoch": _epoch_s(row), "used": _utilisation(row)} for row in frame.to_dicts()]
+
+
+def _net(row: Mapping[str, Any]) -> str:
+    """The model, also where a device that sleeps stands in for it."""
+    return str(row.get("stands_for") or row.get("workload"))
 
 
 def _epoch_s(row: Mapping[str, Any]) -> float | None:
@@ -283,8 +288,8 @@ def _around(runs: list[Row]) -> list[Row]:
     said = published()["around"]
     plans = [row for row in _kind(runs, "tune") if row.get("outcome") == "done"]
     for plan in plans:
-        model = str(plan.get("model") or plan["workload"])
-        cells = _by([row for row in _kind(runs, "profile") if row["workload"] == plan["workload"]], *_SETTING)
+        model = plan["net"]
+        cells = _by([row for row in _kind(runs, "profile") if row["net"] == model], *_SETTING)
         base = _middle(cells.get((plan["batch_size"], plan["num_workers"]), []), "epoch")
         there = [row for row in said if row["model"] == model]
         memory = f", host memory {plan['host_memory']}" if len(plans) > 1 and plan.get("host_memory") else ""
@@ -296,10 +301,10 @@ def _around(runs: list[Row]) -> list[Row]:
             table = f"table {there[0]['table']}" if there else "tables 5.3 to 5.5"
             found.append(_row(table, f"{model}: {name}{memory}", theirs, here))
     for plan in plans:
-        model = str(plan.get("model") or plan["workload"])
+        model = plan["net"]
         amount = plan.get("host_memory")
-        theirs = [row for row in published()["by_memory"] if row["model"] == model]
-        same = next((row for row in theirs if row["memory"] == amount), None)
+        estimates: list[Row] = published()["by_memory"]
+        same = next((row for row in estimates if (row["model"], row["memory"]) == (model, amount)), None)
         thesis = f"{same['batch_size']} × {same['num_workers']} workers" if same else None
         here = f"{plan['batch_size']} × {plan['num_workers']} workers"
         found.append(_row("table 5.6", f"{model}, host memory {amount}: the estimate", thesis, here))
@@ -398,7 +403,8 @@ def _learnt(row: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
 def _published_pairs() -> list[tuple[str, str, str]]:
     """Every pair of 5.7, for a study that has neither model."""
     told = []
-    for model, pair in groupby(published()["convergence"], key=lambda row: row["model"]):
+    rows: list[Row] = published()["convergence"]
+    for model, pair in groupby(rows, key=lambda row: str(row["model"])):
         usual, tested = pair
         for key, name in (("validation_loss", "validation loss"), ("accuracy", "accuracy")):
             signed = f"{tested[key] - usual[key]:+.3g} ({usual[key]:g} → {tested[key]:g})"
@@ -414,13 +420,13 @@ def _search_time(runs: list[Row]) -> list[Row]:
     said = {row["model"]: row for row in published()["search_time"]}
     limits = [row for row in _kind(runs, "limit") if row.get("outcome") == "done" and row.get("method") != "two-point"]
     two_points = {
-        row["workload"]: row["max_batch"]
+        row["net"]: row["max_batch"]
         for row in _kind(runs, "limit")
         if row.get("method") == "two-point" and row.get("outcome") == "done"
     }
     for limit in limits:
-        model = str(limit["workload"])
-        own = [row for row in _kind(runs, "profile") if model in (row.get("model"), row["workload"])]
+        model = limit["net"]
+        own = [row for row in _kind(runs, "profile") if row["net"] == model]
         manual = [row for row in own if row["batch_size"] >= _FIRST and row["num_workers"] > 0]
         points = [row for row in own if row["num_workers"] == 0]
         there = said.get(model, {})
@@ -449,8 +455,11 @@ def manual_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
     total = 0.0
     for (batch,), each in _by([dict(row) for row in runs], "batch_size").items():
         item_s = _middle(each, "steady_item_s")
-        if item_s is None:
-            return None
+        if item_s is None:  # of a set that is over after a batch or two the whole run is all there is
+            seconds, items = _middle(each, "seconds"), _middle(each, "run_items")
+            if not seconds or not items:
+                return None
+            item_s = seconds / items
         iterations = max(1, round(MANUAL_SHARE * IMAGENET_ITEMS / batch))
         total += item_s * batch * iterations
     return total or None

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Self
 
 from stoker.errors import InputError
@@ -140,9 +140,9 @@ class Watch:
 
 def _caller() -> tuple[str, int] | None:
     """The line outside of Stoker that made a watch: often the loader is made on it, too."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "stoker":
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
 
 

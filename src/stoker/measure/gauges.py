@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -39,8 +39,6 @@ class Gauges:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._gpu: Callable[[], Iterator[tuple[str, float]]] | None = None
-        self.seen: set[int] = set()
-        """Every process that was seen in the tree."""
 
     def start(self, pid: int) -> None:
         self._thread = threading.Thread(target=self._watch, args=(pid,), name="stoker-gauges", daemon=True)
@@ -84,7 +82,7 @@ class Gauges:
 
     def _values(self, tree: "_Tree", number: int) -> Iterator[tuple[str, float]]:
         if number <= RULES.family_every or number % RULES.family_every == 0:
-            self.seen.update(tree.refresh(thoroughly=number >= RULES.family_every))
+            tree.refresh(thoroughly=number >= RULES.family_every)
         yield from tree.read(with_pss=number % RULES.pss_every == RULES.pss_first)
         shm = host.shm_used_bytes()
         if shm is not None:
@@ -106,11 +104,10 @@ class _Tree:
         self._before: tuple[float, dict[int, float]] | None = None
         self._delays_before: tuple[float, dict[int, float]] | None = None
 
-    def refresh(self, *, thoroughly: bool) -> Sequence[int]:
+    def refresh(self, *, thoroughly: bool) -> None:
         """Find out which processes there are now."""
         with contextlib.suppress(psutil.Error, OSError):
             self._pids = family(self._pid, threads="*" if thoroughly else None)
-        return self._pids
 
     def read(self, *, with_pss: bool) -> Iterator[tuple[str, float]]:
         rss = pss = 0.0

@@ -115,7 +115,7 @@ def start_jobs(trial: Trial) -> list[Job]:
     """Short loadings of the first items of a run without workers: with one, with two for a loop that lets batches wait,
     and with one for each CPU. None where they would tell nothing, or take too long."""
     began, extent = trial.workers.began_s, trial.extent
-    if trial.outcome != "done" or trial.setting.num_workers or not began:
+    if trial.outcome != "done" or trial.setting.num_workers or trial.setting.ranks > 1 or not began:
         return []
     if extent.source != "files" or extent.memory_limit_bytes is not None:
         return []

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import IO, TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -292,6 +292,7 @@ class _Session(Generic[R]):
         self.path = Path(f"/proc/{os.getpid()}/fd/{self._reads}")
         self._subject = request.subject()
         self._gauges: Gauges | None = None
+        self._child: tuple[int, float] | None = None
         self._group: MemoryGroup | None = None
         self._clock: ClockRead | None = None
         self.job: Job | None = None
@@ -310,18 +311,21 @@ class _Session(Generic[R]):
             while os.read(self._reads, 1 << 16):
                 pass
         self._has_run = self._is_at_one = False
+        self._child = None
         self._gauges = Gauges() if self._request.gauged else None
         self._hand_out(self.job)
         return self.job.extent.seed
 
     def started(self, pid: int) -> None:
+        self._child = (pid, time())
         if self._gauges is not None:
             self._gauges.start(pid)
 
     def end_child(self) -> None:
         if self._gauges is not None:
             self._gauges.stop()
-            remove_shared_memory(self._gauges.seen)
+        if self._child is not None:
+            remove_shared_memory(*self._child)
 
     def patience_s(self) -> float:
         """How long the child may be silent."""

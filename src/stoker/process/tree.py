@@ -2,8 +2,8 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
 from pathlib import Path
+from time import monotonic, sleep
 
 import psutil
 
@@ -44,12 +44,38 @@ def cpu_and_rss(pid: int) -> tuple[float, float]:
     return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
 
 
-def remove_shared_memory(pids: Iterable[int], root: Path = Path("/dev/shm")) -> None:
-    """Remove what ended processes left in shared memory. Torch removes the name of a batch right after it has the memory;
-    a process that the kernel kills in between, for want of memory, does not get there."""
-    for pid in pids:
-        if psutil.pid_exists(pid):
-            continue
-        for path in root.glob(f"torch_{pid}_*"):
-            with contextlib.suppress(OSError):
+_PATIENCE_S = 3.0
+"""How long a process whose parent has gone may take to end: it sees that within moments, unless the machine is busy."""
+
+
+def remove_shared_memory(first_pid: int, since_s: float, root: Path = Path("/dev/shm")) -> None:
+    """Remove what processes below `first_pid`, which has ended, left in shared memory since then.
+
+    Torch removes the name of a batch right after it has the memory; a process that is killed in between, such as by the
+    kernel for want of memory, does not get there. Files of processes that began earlier or go on, and files in use, are
+    left alone.
+    """
+    until_s = monotonic() + _PATIENCE_S
+    for path in root.glob("torch_*_*"):
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            pid = int(path.name.split("_")[1])
+            is_ours = path.stat().st_mtime >= since_s and path.stat().st_uid == os.getuid()
+            if pid < first_pid or not is_ours:
+                continue
+            while not _has_ended(pid) and path.exists() and monotonic() < until_s:
+                sleep(0.05)
+            if _has_ended(pid) and not _is_mapped(path):
                 path.unlink()
+
+
+def _has_ended(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def _is_mapped(path: Path) -> bool:
+    """Whether any process has this file in its memory."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if str(path) in maps.read_text():
+                return True
+    return False

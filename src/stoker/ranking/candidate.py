@@ -227,7 +227,7 @@ class _Candidate:
             task=self._task,
             supply=supply,
             shared=self._shared,
-            tap=FeatureTap(model),
+            tap=FeatureTap(model, convolution_head=self._workload is None),
             prefix=blocks[:begin],
             runs=runs,
             device=self._device,  # type: ignore[arg-type]

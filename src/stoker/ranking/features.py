@@ -20,10 +20,12 @@ class FeatureTap:
 
     On the first batch every layer is watched. Where the one that is called last gives the model's output, it is the
     head, and its inputs are the features; from then on only this layer is watched. In a model without such a head the
-    output itself is the features.
+    output itself is the features. A last convolution is a head only if `convolution_head`: in a model that is made to
+    give features it looks the same.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, convolution_head: bool = True) -> None:
+        self._heads = (nn.Linear, nn.Conv2d) if convolution_head else (nn.Linear,)
         self._layers = [module for module in model.modules() if is_layer(module)]
         self._is_decided = False
         self._last: tuple[nn.Module, Any, Any] | None = None
@@ -50,7 +52,9 @@ class FeatureTap:
         """The features of the batch that just ran, items × features, and the head's outputs if there is a head."""
         result = first_tensor(output)
         if not self._is_decided:
-            self._layers = [self._last[0]] if self._last is not None and _is_head(*self._last, result) else []
+            self._layers = (
+                [self._last[0]] if self._last is not None and _is_head(*self._last, result, self._heads) else []
+            )
             self._is_decided = True
         if not self._layers or self._last is None:
             return _flat(result), None
@@ -65,11 +69,13 @@ def first_tensor(output: Any) -> torch.Tensor:
     return found
 
 
-def _is_head(layer: nn.Module, inputs: Any, output: Any, result: torch.Tensor) -> bool:
+def _is_head(
+    layer: nn.Module, inputs: Any, output: Any, result: torch.Tensor, heads: tuple[type[nn.Module], ...]
+) -> bool:
     """Whether a layer turns features into the model's output: as many items, and as many values an item."""
     if not isinstance(inputs, torch.Tensor) or not isinstance(output, torch.Tensor) or result.dim() != 2:
         return False
-    if not isinstance(layer, nn.Linear | nn.Conv2d) or inputs.shape[0] != result.shape[0]:
+    if not isinstance(layer, heads) or inputs.shape[0] != result.shape[0]:
         return False
     return output.shape[1 if output.dim() == 4 else -1] == result.shape[1]
 

@@ -80,11 +80,12 @@ def open_items(kind: ModelKind | None, workload: Workload | None, spec: Workload
     folder = Path(data).expanduser()
     if not folder.exists():
         raise InputError(f"there is no folder {data}; --data is a folder of class folders, {', '.join(SYNTHETIC)}")
+    named = options.classes if options.labels == "classes" else None
     if wanted == "text":
         return _texts(kind, folder, spec, options)
     if (folder / "stoker.json").is_file():
         return _prepared(kind, data, spec, options)
-    return _images(preparation(kind), read_labelled(folder, classes=options.classes), folder.name, spec, options)
+    return _images(preparation(kind), read_labelled(folder, classes=named), folder.name, spec, options)
 
 
 class Options(NamedTuple):
@@ -229,7 +230,7 @@ def _texts(kind: ModelKind, folder: Path, spec: WorkloadSpec, options: Options) 
 
     from stoker.workload.data.text import pad_batch
 
-    listing = read_labelled(folder, "texts", classes=options.classes)
+    listing = read_labelled(folder, "texts", classes=options.classes if options.labels == "classes" else None)
     count = len(listing) if spec.items is None else min(spec.items, len(listing))
     return Items(
         dataset=Tokenized(listing, tokenizer_of(kind, spec), kind.max_tokens or 512, count),

@@ -77,6 +77,7 @@ def _of_plan(plan: Plan) -> dict[str, Any]:
     measured = plan.measured
     return {
         "workload": plan.workload,
+        "model": plan.workload,
         "mode": plan.mode,
         "batch_size": plan.batch_size,
         "num_workers": plan.num_workers,

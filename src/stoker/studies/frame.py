@@ -62,13 +62,13 @@ def trials_frame(
 
 def _with_models(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The cells; where the device sleeps its name is the workload, behind the workload's own name if there are
-    several."""
+    several. `stands_for` has that name."""
     asleep = {cell["workload"] for cell in cells.values() if _sleeps(cell)}
     found: dict[str, Mapping[str, Any]] = {}
     for key, cell in cells.items():
         if _sleeps(cell):
             name = f"{cell['workload']} {cell['device']}" if len(asleep) > 1 else cell["device"]
-            cell = {**cell, "workload": name, "device": "sleep"}
+            cell = {**cell, "workload": name, "device": "sleep", "stands_for": cell["workload"]}
         found[key] = cell
     return found
 

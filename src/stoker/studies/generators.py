@@ -56,12 +56,9 @@ def around_plan(cell: Mapping[str, Value], then: Mapping[str, Value]) -> CellGen
 
 
 def search_time(cell: Mapping[str, Value], then: Mapping[str, Value]) -> CellGenerator:
-    """The largest batch, then what its search costs: iterations at powers of two up to it, and at two small sizes
-    without workers. Where steps can be run the two-point method is asked too."""
-    wanted = [dict(cell)]
-    if cell.get("method") != "trace":
-        wanted.append({**cell, "method": "two-point"})
-    rows = yield wanted
+    """The largest batch and the estimate of the two-point method, then what both searches cost: iterations at powers of
+    two up to that batch, and at two small sizes without workers."""
+    rows = yield [dict(cell), {**cell, "method": "two-point"}]
     found = _figures(rows[0])
     if found is None:
         return

@@ -205,13 +205,14 @@ def _converge_task(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task
     """As `stoker converge` notes it, so that equal trainings have equal keys."""
     if "against" not in cell:
         raise InputError("against is missing: the batch size in question")
+    scale: Any = cell.get("scale_lr", "none")  # checked by axes and by the request
     request = ConvergeRequest(
         batch_size=int(cell.get("batch_size", Setting().batch_size)),
         against=int(cell["against"]),
         epochs=_count(cell, "epochs"),
         updates=_count(cell, "updates"),
         seeds=tuple(range(_count(cell, "seeds") or CONVERGE.seeds)),
-        scale_lr=cell.get("scale_lr", "none"),  # type: ignore[arg-type] - axes.checked
+        scale_lr=scale,
     )
     return request.task(common["workload"], _setting(cell), common.get("device", "auto"))
 

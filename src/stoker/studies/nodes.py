@@ -4,9 +4,12 @@ This module does not import Ray. What crosses between driver and node is JSON, o
 pickles nothing of ours but the reference to `Runner`.
 """
 
+import getpass
 import os
 import queue
 import socket
+import subprocess
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
@@ -86,6 +89,7 @@ class Runner:
         if not brings_files and Path(folder).is_dir():
             os.chdir(folder)
         _undo_thread_count()
+        self._folder = _OwnFolder()
         self._share = share
         if share is not None:
             os.sched_setaffinity(0, share_of(cores(), worker_processes(), *share))
@@ -125,6 +129,29 @@ class Runner:
             if isinstance(result, BaseException):
                 raise result
             yield msgspec.msgpack.encode(result)
+
+
+class _OwnFolder:
+    """A folder for the temporary files of this process' runs, which is gone when the process is, however it ended: Ray
+    kills a worker and its children without a chance to tidy up. A shell outlives them all and removes it."""
+
+    def __init__(self) -> None:
+        place = tempfile.gettempdir()
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{place}/torchinductor_{getpass.getuser()}")  # as it would be
+        folder = tempfile.mkdtemp(prefix="stoker-node-", dir=place if len(place) <= _LONGEST_PLACE else "/tmp")
+        ended, self._open = os.pipe()
+        # What runs in the background has no standard input, hence 3. `read` ends when this process has ended.
+        script = 'exec 3<&0; (read line <&3; sleep 1; rm -rf -- "$1") >/dev/null 2>&1 &'
+        subprocess.run(["/bin/sh", "-c", script, "sh", folder], stdin=ended, start_new_session=True, check=True)
+        os.close(ended)
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+    def __del__(self) -> None:
+        os.close(self._open)
+
+
+_LONGEST_PLACE = 40
+"""Characters in the name of the folder for temporary files: a socket's name, far below it, may have 103 in all."""
 
 
 def _lack(needed: NeededPath) -> str | None:

@@ -43,8 +43,8 @@ class RayRules(Record, frozen=True):
 
     connect_s: float = 5.0
     """For an answer from its address, or from a node's: Ray itself would try for minutes."""
-    first_look_s: float = 60.0
-    """For all nodes to begin. Those that begin later, such as nodes in use, join later."""
+    first_look_s: float = 20.0
+    """For all nodes to begin, once one is there. Those that begin later, such as nodes in use, join later."""
     look_every_s: float = 5.0
     """How often to look for nodes that joined: short beside the start of a node."""
     patience_s: float = 120.0
@@ -173,7 +173,14 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             return self._of(seat, _lost(self._end_of(seat, error), began, perf_counter() - clock))
         self._give_back(seat)
-        return self._of(seat, msgspec.msgpack.decode(answer, type=Finished))
+        try:
+            finished = msgspec.msgpack.decode(answer, type=Finished)
+        except msgspec.MsgspecError as error:
+            sentence = f"node {seat.name} gave an answer that this version cannot read: {error}"
+            finished = Finished(
+                outcome="failed", figures={}, began=began, wall_s=perf_counter() - clock, problem=sentence
+            )
+        return self._of(seat, finished)
 
     def search(
         self,
@@ -264,9 +271,14 @@ class RayExecutor:
 
     def _connected(self, address: str | None) -> Any:
         """Ray, connected."""
-        address = address or os.environ.get("RAY_ADDRESS")
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+            if address or self._runtime_env:
+                raise InputError(
+                    "this process is connected to a Ray cluster already: leave out address and runtime_env"
+                )
             return sys.modules["ray"]  # the caller's own connection, which stays as it is
+        address = address or os.environ.get("RAY_ADDRESS")
+        address = None if address == "local" else address
         if find_spec("ray") is None:
             optional("ray", extra="ray")  # says how to install it
         if address:
@@ -283,7 +295,7 @@ class RayExecutor:
             if self._local is not None:
                 ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # where it was imported before
             with _own_signals():
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=self._runtime_env)
         except BaseException as error:
             if self._local is not None:
                 self._local.close()
@@ -320,16 +332,13 @@ class RayExecutor:
             "max_restarts": 0,
             "max_task_retries": 0,
         }
-        if self._runtime_env is not None:
-            options["runtime_env"] = self._runtime_env
         share = (place[1], gpus) if is_share else None
         actor = self._ray.remote(Runner).options(**options).remote(str(Path.cwd()), self._brings_files(), share)
         return _Seat(*place, name, actor, actor.describe.remote(encode(self._needed)))
 
     def _brings_files(self) -> bool:
         """Whether Ray puts a copy of the driver's folder on each node."""
-        own = self._ray.get_runtime_context().runtime_env
-        return bool((self._runtime_env or {}).get("working_dir") or own.get("working_dir"))
+        return bool(self._ray.get_runtime_context().runtime_env.get("working_dir"))
 
     def _ask_again(self) -> None:
         """Have the runners that there are look for the paths that are needed now."""
@@ -474,7 +483,9 @@ def _lost(sentence: str, began: datetime, wall_s: float) -> Finished:
 
 def _check_address(address: str) -> None:
     """Raise MachineError where nobody answers, at once: Ray itself would try for minutes."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if address.startswith("ray://"):
+        raise InputError(f"{address} is Ray's proxy for notebooks: run this on a node of the cluster, with auto")
+    host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit():
         if address == "auto":
             return

@@ -1,7 +1,7 @@
 """What a comparison of two batch sizes asks for, checked where it is made, and the task that identifies it."""
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 from stoker.errors import InputError
 from stoker.records import Extent, LearningRateScale, Record, Setting, Task, WorkloadSpec
@@ -76,13 +76,14 @@ class ConvergeRequest(Record, frozen=True):
 def request_of(task: Task) -> ConvergeRequest:
     """The request that made a task."""
     updates = task.options.get("updates")
+    scale: Any = task.options.get("scale_lr", "none")  # checked by the request
     return ConvergeRequest(
         batch_size=task.setting.batch_size,
         against=int(task.options["against"]),
         epochs=None if updates is not None else task.extent.epochs,
         updates=None if updates is None else int(updates),
         seeds=tuple(int(each) for each in str(task.options["seeds"]).split(",")),
-        scale_lr=task.options.get("scale_lr", "none"),  # type: ignore[arg-type] - checked there
+        scale_lr=scale,
     )
 
 

@@ -184,6 +184,8 @@ class Tuner:
         self._emit(RunStarted(setting=setting, purpose="probe", text=f"probing an exchange of {setting.ranks} ranks"))
         extent = Extent(batches=RULES.exchanges, warmup=RULES.first_exchanges, source="memory")
         trial = yield Job(setting=setting, extent=extent, repeats=REPEATED_ITEMS, limit_s=RULES.exchange_limit_s)
+        if trial.outcome == "timed_out" and perf_counter() >= self._ends_at_s:
+            raise self._too_short("probing did not finish")
         if trial.outcome != "done":
             raise unusable(trial, f"not even a short run of {setting.ranks} ranks ends well")
         return msgspec.structs.replace(probes, exchange_s=ranks.exchange_samples(trial))

@@ -64,7 +64,7 @@ class Creation:
         self.source: Loader | None = None
 
 
-def _before(loader: Any) -> Creation:
+def _made_before() -> Creation:
     """What is known of a loader that was made before anyone looked: where it is read for the first time."""
     made = Creation()
     made.read_at, made.made_by, _ = _place()
@@ -95,7 +95,7 @@ class Loaders:
     def of(self, loader: Any) -> Loader:
         """The loader that this object is one of."""
         entry = self._made.get(id(loader))
-        made = entry[1] if entry is not None and entry[0]() is loader else _before(loader)
+        made = entry[1] if entry is not None and entry[0]() is loader else _made_before()
         source = made.source.number if made.source is not None else None
         place = (*map(tuple, made.site), made.through, source) if made.site else id(loader)
         kinds = [type(each).__qualname__ for each in (loader, loader.dataset, getattr(loader, "sampler", None))]

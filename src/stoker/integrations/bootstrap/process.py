@@ -92,6 +92,7 @@ def memory() -> dict[str, int | None]:
 
 
 def ranks() -> dict[str, int | None]:
+    """This process among those of a distributed run, as the environment says."""
     return {name: _number(os.environ.get(name.upper())) for name in _RANKS}
 
 

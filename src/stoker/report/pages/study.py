@@ -811,18 +811,15 @@ def _samples(trials: Sequence[Trial]) -> Section:
 
 def _epoch_figure(done: Sequence[Trial]) -> list[Figure]:
     """The time of each epoch, of runs with at least three."""
-    rows = [
-        {"run": setting_text(trial.setting.batch_size, trial.setting.num_workers), "epoch": place, "epoch_s": seconds}
-        for trial in done[:1]
-        for place, seconds in enumerate(trial.timeline.epoch_s, start=1)
-    ]
-    if len(rows) < 3:
+    first, *later = done[0].timeline.epoch_s or (0.0,)
+    if len(later) < 2:
         return []
-    first, later = rows[0]["epoch_s"], sorted(row["epoch_s"] for row in rows[1:])
-    middle = later[len(later) // 2]
+    setting = setting_text(done[0].setting.batch_size, done[0].setting.num_workers)
+    rows = [{"epoch": place, "epoch_s": seconds} for place, seconds in enumerate((first, *later), start=1)]
+    middle = sorted(later)[len(later) // 2]
     title = f"The first epoch takes {format_seconds(first)}, the others {format_seconds(middle)} at the median"
     draw = partial(charts.bars_in_order, x="epoch", y="epoch_s", x_title="epoch", y_title="seconds")
-    return [figure(title, rows, draw, note=f"With {rows[0]['run']}.", alt="Seconds of each epoch")]
+    return [figure(title, rows, draw, note=f"With {setting}.", alt="Seconds of each epoch")]
 
 
 def _failures(found: Overview) -> Section:
