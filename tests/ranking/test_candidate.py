@@ -56,7 +56,7 @@ def values(trial: CandidateTrial) -> dict[str, float]:
 def test_a_candidate_scores_what_a_plain_loop_over_its_model_scores(
     images: Path, weights: Path, full: CandidateTrial
 ) -> None:
-    model = timm.create_model("test_resnet", num_classes=5).eval()
+    model: Any = timm.create_model("test_resnet", num_classes=5).eval()
     model.load_state_dict(read(weights))
     data: Any = timm.data
     transform = data.create_transform(**data.resolve_data_config({}, model=model))
