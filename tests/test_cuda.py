@@ -12,9 +12,10 @@ import torch
 import stoker
 from stoker import Extent, Setting
 from stoker.analysis.spans import whole
-from stoker.events import AnyEvent, LoopReady, Phase
+from stoker.events import AnyEvent, Phase
 from stoker.measure.session import trial_server
 from stoker.process import child
+from tests.workloads.nccl import one_nccl_rank
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -310,6 +311,7 @@ def test_a_candidate_on_a_gpu_scores_as_on_the_cpu_and_knows_its_peak(tmp_path: 
 def test_a_batch_that_does_not_fit_into_gpu_memory_is_run_in_halves(tmp_path: Any) -> None:
     from stoker.ranking.candidate import run_candidate
 
+    torch.cuda.empty_cache()  # what earlier tests left there is given out without a look at the limit
     torch.cuda.set_per_process_memory_fraction(min(1.0, 6e8 / torch.cuda.get_device_properties(0).total_memory))
     try:
         task = stoker.Task(
@@ -331,34 +333,8 @@ def test_a_batch_that_does_not_fit_into_gpu_memory_is_run_in_halves(tmp_path: An
 # ---------------------------------------------------------------- ranks
 
 
-def _one_nccl_rank(batches: int, emit: Any) -> stoker.Trial:
-    """One rank under NCCL, started as several would be: by a process that touches no GPU."""
-    from stoker.measure.group import RankGroup
-    from stoker.measure.ranks import run_ranks
-    from stoker.measure.run import Bench
-    from stoker.measure.session import open_workload
-    from stoker.records import Subject
-
-    setting, extent = Setting(batch_size=16), Extent(batches=batches, warmup=2)
-
-    def run_rank(place: Any, steps: Any, released: Any, emit: Any) -> stoker.Trial:
-        bench = Bench(open_workload(NET, "train", emit), "train", "cuda:0")
-        group = RankGroup(place, bench.device, steps)
-        group.join()
-
-        def ready() -> None:
-            emit(LoopReady())
-            released.readline()
-
-        return bench.run(setting, extent, emit, before_loop=ready, group=group)
-
-    subject = Subject(name="resnet18", model="resnet18", data="device", mode="train", device="cuda:0", items=None)
-    fallback = stoker.Trial(outcome="failed", workload=subject, setting=setting, extent=extent)
-    return run_ranks(1, run_rank, lambda: None, fallback, emit)
-
-
 def test_a_rank_under_nccl_has_its_exchange_apart() -> None:
-    ended = child.run(_one_nccl_rank, (8,), kind=stoker.Trial, server=trial_server())
+    ended = child.run(one_nccl_rank, (8,), kind=stoker.Trial, server=trial_server())
     trial = child.value(ended)
     assert trial.outcome == "done", trial.problem
     assert len(trial.rank_logs) == 1

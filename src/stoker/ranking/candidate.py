@@ -463,20 +463,27 @@ class _Extraction:
 
     def _infer(self, state: Any, labels: list[int]) -> None:
         """Features of a batch. One that does not fit into the device's memory is run in halves."""
+        if self._fits(state, labels):
+            return
+        torch.cuda.empty_cache()  # not where the error is handled: until then it holds all that the batch took
+        count = item_count(state)
+        self._pace.too_large(count)
+        half = count // 2
+        self._infer(rows(state, 0, half), labels[:half])
+        self._infer(rows(state, half, count), labels[half:])
+
+    def _fits(self, state: Any, labels: list[int]) -> bool:
+        """Keep the features of a batch; False if the device's memory was too small for more than one item."""
         try:
             with self._tap.watching():
                 output = self._runs(state)
             features, outputs = self._tap.take(output)
             self._found.add(features, outputs, labels)
         except torch.cuda.OutOfMemoryError:
-            count = item_count(state)
-            if count < 2:
+            if item_count(state) < 2:
                 raise
-            torch.cuda.empty_cache()
-            self._pace.too_large(count)
-            half = count // 2
-            self._infer(rows(state, 0, half), labels[:half])
-            self._infer(rows(state, half, count), labels[half:])
+            return False
+        return True
 
     def _labels_of(self, loaded: Loaded) -> list[int]:
         known = self._supply.items.labels
