@@ -362,7 +362,7 @@ def test_two_gpus_train_together(parallel: Any) -> None:
     assert len(trial.rank_logs) == (2 if parallel == "ddp" else 0)
 
 
-def test_a_rank_holds_its_gradients_twice() -> None:
+def test_a_rank_holds_its_gradients_two_further_times() -> None:
     """By steps that ran under DistributedDataParallel, and by the trace of one."""
     gradients = 11_689_512 * 4
     alone, ranked = (stoker.limit(NET, gpu_memory="2GiB", mode="train", ranks=count) for count in (1, 2))
@@ -370,4 +370,4 @@ def test_a_rank_holds_its_gradients_twice() -> None:
     assert ranked.max_batch < alone.max_batch
     assert ranked.predicted_batch == pytest.approx(ranked.max_batch, rel=0.08)
     ones, others = (stoker.limit(NET, mode="train", method="two-point", ranks=count).probes[0] for count in (1, 2))
-    assert others.peak_bytes - ones.peak_bytes == pytest.approx(gradients, rel=0.15)
+    assert others.peak_bytes - ones.peak_bytes == pytest.approx(2 * gradients, rel=0.15)

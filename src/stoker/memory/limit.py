@@ -33,8 +33,8 @@ class LimitRequest(Record, frozen=True):
     - `accumulate`: batches to one update; above 1, gradients are kept from one batch to the next.
     - `gpu`: the GPU that a trace simulates, by name or compute capability; by default the one that is here.
     - `gpus`: how many GPUs the two-point method multiplies its answer by.
-    - `ranks`: how many ranks train together; each holds its gradients a second time, in buckets. The answer is the
-      batch of one rank.
+    - `ranks`: how many ranks train together; each holds its gradients two further times, in buckets. The answer is
+      the batch of one rank.
     - `validate`: whether a pass over validation data at the same batch size must fit too.
     - `advise`: whether to try what changes in the order of allocations would bring.
     - `tolerance`: how far the size that ran and the one that failed may be apart, as a share.

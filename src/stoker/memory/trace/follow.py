@@ -1,5 +1,6 @@
 """Logs what a step allocates and releases on a simulated CUDA device: no GPU, and no memory for what it logs."""
 
+import math
 import traceback
 from collections.abc import Iterable, Mapping
 from time import perf_counter
@@ -231,18 +232,26 @@ BUCKET_RULES = BucketRules()
 def bucket_bytes(model: torch.nn.Module, ddp: Mapping[str, Any]) -> list[int]:
     """The buffers that a rank holds beside its gradients.
 
-    Where every parameter has a gradient, the first step has them in one buffer for each type; the smaller buckets of
-    later steps lie in the same memory.
+    Where every parameter has a gradient, the first step has them in one buffer for each type. Then
+    DistributedDataParallel cuts buckets in the order in which gradients came. On an H200 with torch 2.11 the first
+    buffer stayed: a rank held both from the second step on.
     """
+    parameters = [each for each in model.parameters() if each.requires_grad]
     cap_mb = ddp.get("bucket_cap_mb")
     cap = BUCKET_RULES.cap_bytes if cap_mb is None else int(cap_mb * 2**20)
-    limits = {True: min(cap, BUCKET_RULES.first_bytes) if cap_mb is None else cap, False: cap}
-    whole = not ddp.get("find_unused_parameters") or bool(ddp.get("static_graph"))
+    first = min(cap, BUCKET_RULES.first_bytes) if cap_mb is None else cap
+    if ddp.get("find_unused_parameters") and not ddp.get("static_graph"):
+        return _cut(parameters, first, cap)
+    return [*_cut(parameters), *_cut(parameters[::-1], first, cap)]
+
+
+def _cut(parameters: Iterable[torch.nn.Parameter], first: float = math.inf, later: float = math.inf) -> list[int]:
+    """Buckets of one type each; a gradient that makes one as large as this closes it."""
     open_bytes: dict[torch.dtype, int] = {}
     closed: list[int] = []
-    for parameter in (each for each in model.parameters() if each.requires_grad):
+    for parameter in parameters:
         size = open_bytes.pop(parameter.dtype, 0) + parameter.nbytes
-        if not whole and size >= limits[not closed]:
+        if size >= (later if closed else first):
             closed.append(size)
         else:
             open_bytes[parameter.dtype] = size
