@@ -146,7 +146,7 @@ def test_regret_is_never_negative_and_the_best_has_none(frame: pl.DataFrame) -> 
 @given(grids(models=1))
 def test_the_best_setting_of_a_single_model_has_no_regret(frame: pl.DataFrame) -> None:
     for row in one_for_all(frame).to_dicts():
-        assert row["regret_mean"] == row["regret_worst"] == 0
+        assert row["regret_mean"] == row["regret_worst"] == pytest.approx(0, abs=1e-12)  # a median may be rounded
         assert row["missing"] == 0
 
 

@@ -72,7 +72,8 @@ def test_scores_are_those_of_all_items_and_resampled_pairwise() -> None:
     rows = next(iter(Subsets(number_labels(labels, "labels"))))
     assert samples[0].resampled[0] == SCORES["logme"].function(features[rows], labels[rows])
     assert samples[1].resampled[0] == SCORES["knn"].function(features[rows], labels[rows])
-    assert score_model(labels, features=features, scores=["logme"])[0] == samples[0]
+    (alone,) = score_model(labels, features=features, scores=["logme"])
+    assert (alone.value, alone.resampled, alone.scale) == (samples[0].value, samples[0].resampled, samples[0].scale)
 
 
 def test_time_limit_ends_resampling() -> None:

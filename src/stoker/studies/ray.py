@@ -294,6 +294,7 @@ class RayExecutor:
             ray = optional("ray", extra="ray")  # only now: it reads variables of the local cluster when it is imported
             if self._local is not None:
                 ray._private.ray_constants.ENABLE_RAY_CLUSTER = False  # where it was imported before
+            _keep_off_stdout()
             with _own_signals():
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", runtime_env=self._runtime_env)
         except BaseException as error:
@@ -502,6 +503,13 @@ def _silence(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def _keep_off_stdout() -> None:
+    """Ray prints on stdout what it finds out about nodes. Lines of JSON go there, and lost nodes are said by us."""
+    worker = sys.modules.get("ray._private.worker")
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _names(seats: Iterable[_Seat]) -> str:
