@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 tune: $(VENV)/.installed          ## the main job on the embedded workload
 	$(BIN)/stoker tune resnet18 --data jpeg --mode infer --items 512 --max-batch 64 --current batch=32,workers=0
 
-test: $(VENV)/.installed-dev      ## the tests
-	$(BIN)/python -m pytest
+test: $(VENV)/.installed-dev      ## the tests, two at a time: most of them wait for processes
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 browser: $(VENV)/.installed-dev   ## what the browser tests of reports need: Debian's chromium
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -qq --yes --no-install-recommends chromium)

@@ -81,6 +81,39 @@ def data_loading() -> str:
     return table(head, lines)
 
 
+def inference_times() -> str:
+    """Computing alone on an H200 beside the published A5000: the best batch size of each model, and what 32 costs."""
+    head = [
+        "model",
+        "A5000, published: an item at best",
+        "at batch",
+        "H200: an item at best",
+        "at batch",
+        "speed-up",
+        "32 costs",
+    ]
+    here, there = trials("inference-times", RESULTS / "h200"), published.inference_times().rename({"model": "workload"})
+    lines, ratios = [], []
+    for (model,), ours in here.sort("family", "workload").group_by("workload", maintain_order=True):
+        best_here = ours.sort("steady_item_s").to_dicts()[0]
+        best_there = there.filter(pl.col("workload") == model).sort("item_s").to_dicts()[0]
+        small = ours.filter(pl.col("batch_size") == 32).to_dicts()[0]["steady_item_s"] / best_here["steady_item_s"] - 1
+        ratios.append(best_there["item_s"] / best_here["steady_item_s"])
+        lines.append(
+            [
+                str(model),
+                f"{1e6 * best_there['item_s']:,.0f} µs",
+                f"{best_there['batch_size']:,}",
+                f"{1e6 * best_here['steady_item_s']:,.0f} µs",
+                f"{best_here['batch_size']:,}",
+                f"{ratios[-1]:.1f}×",
+                f"+{small:.0%}",
+            ]
+        )
+    done = here.filter(pl.col("steady_item_s").is_not_null()).height
+    return f"{table(head, lines)}\n\n{done} of {here.height} runs have a steady time. Each was run once."
+
+
 def _loading(frame: pl.DataFrame, kind: str, workers: int, started: bool) -> str:
     """Seconds of a run and until its first batch, the start of the workers included in both; medians of repeats."""
     chosen = frame.filter(
@@ -132,6 +165,7 @@ def _command(each: dict[str, Any]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "small-batch-and-workers": batch_and_workers,
     "small-data-loading": data_loading,
+    "h200-inference-times": inference_times,
     "study-kills": kills,
     "study-scale": scale,
 }

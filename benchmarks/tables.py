@@ -543,9 +543,10 @@ def filled(text: str) -> str:
             return f"{match['begin']}\n{BLOCKS[match['name']]()}\n{match['end']}"
         except FileNotFoundError as error:  # the page keeps what it has
             say(f"{match['name']} was not measured: there is no {Path(error.filename).name}")
-            return match.group()
+            kept = match["content"].strip()
+            return f"{match['begin']}\n{kept or 'Not measured yet.'}\n{match['end']}"
 
-    pattern = r"(?P<begin><!-- begin (?P<name>[\w-]+) -->)\n.*?(?P<end><!-- end (?P=name) -->)"
+    pattern = r"(?P<begin><!-- begin (?P<name>[\w-]+) -->)\n(?P<content>.*?)(?P<end><!-- end (?P=name) -->)"
     return re.sub(pattern, block, text, flags=re.DOTALL)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -128,6 +129,17 @@ def is_ours(error: BaseException) -> bool:
             return False
         trace = trace.tb_next
     return True
+
+
+def is_of_signal(error: BaseException) -> bool:
+    """Whether a signal handler of the script's raised the error, wherever it interrupted."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def report(directory: str, what: str, error: object) -> None:

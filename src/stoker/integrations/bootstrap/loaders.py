@@ -4,7 +4,7 @@ import sys
 import weakref
 from typing import Any
 
-from .journal import Settings, report
+from .journal import Settings, is_of_signal, report
 from .libraries import is_library
 
 SETTABLE = (
@@ -242,7 +242,9 @@ def _items(loader: Any) -> int | None:
         return None
     try:
         return len(loader.dataset)
-    except Exception:  # a dataset may know no length, and say so in any way
+    except Exception as error:  # a dataset may know no length, and say so in any way
+        if is_of_signal(error):
+            raise
         return None
 
 
