@@ -507,7 +507,7 @@ def _silence(host: str, port: int) -> str | None:
 
 def _keep_off_stdout() -> None:
     """Ray prints on stdout what it finds out about nodes. Lines of JSON go there, and lost nodes are said by us."""
-    worker = sys.modules.get("ray._private.worker")
+    worker: Any = sys.modules.get("ray._private.worker")
     if hasattr(worker, "print_to_stdstream"):
         worker.print_to_stdstream = lambda *_, **__: None
 
