@@ -162,11 +162,27 @@ def _command(each: dict[str, Any]) -> str:
     return f"{each['seconds']:.1f} s, {each['peak_bytes'] / 1e6:,.0f} MB"
 
 
+def ray_overhead() -> str:
+    row = rows("ray-overhead")[0]
+    low, high = row["added_quartiles_s"]
+    added = f"{1e3 * row['added_s']:.1f} ms (quartiles {1e3 * low:.1f} to {1e3 * high:.1f}, {row['trials']} pairs)"
+    lines = [["Ray adds to a trial", added], ["start of a local cluster", f"{row['cluster_start_s']:.1f} s"]]
+    lines += [
+        [
+            f"trials a second, {rate['nodes']:,} simulated {'node' if rate['nodes'] == 1 else 'nodes'}",
+            f"{rate['rows_per_s']:.0f}",
+        ]
+        for rate in row["rates"]
+    ]
+    return table(["", ""], lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "small-batch-and-workers": batch_and_workers,
     "small-data-loading": data_loading,
     "h200-inference-times": inference_times,
     "study-kills": kills,
     "study-scale": scale,
+    "ray-overhead": ray_overhead,
 }
 """For `tables.py`: the name of each block and what fills it."""
