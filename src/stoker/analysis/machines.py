@@ -6,7 +6,7 @@ from stoker.records import Machine
 
 
 def facts_of(machine: Machine) -> dict[str, Any]:
-    """What machines are told apart by: processor, usable CPUs, GPUs and their memory. Versions are not part of it."""
+    """The facts by which two machines differ: processor, usable CPUs, GPUs and their memory. Versions are left out."""
     return {
         "cpu": machine.cpu.model,
         "usable_cpus": machine.cpu.usable,

@@ -1,7 +1,7 @@
 """Fits costs to probes.
 
 Every run loads the same items in the same order, so that means at different batch sizes are comparable. A worker's
-first batch is cold (pages never touched, empty caches) and is kept apart from the warm ones.
+first batch is slower (new memory pages, empty caches), so it is fitted by itself.
 """
 
 from collections.abc import Sequence

@@ -79,8 +79,8 @@ def _first_sends(runs: Sequence[Run]) -> FirstSends:
 def _pins(runs: Sequence[Run]) -> tuple[Table, Table]:
     """The time to copy a batch into pinned memory that exists, and the extra time to make that memory.
 
-    The first batch of a run finds no memory. Later batches are told apart by their time: those nearer to such a first
-    batch than to the quickest one found none either.
+    The first batch of a run finds no memory. A later batch found none either if its time
+    is nearer to that of such a first batch than to the quickest.
     """
     found: dict[int, list[float]] = {}
     firsts: dict[int, list[float]] = {}

@@ -127,7 +127,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _unique_names(specs: Sequence[WorkloadSpec]) -> list[str]:
-    """A name for each candidate: files of the same name in several folders are told apart by their paths."""
+    """A name for each candidate. Files of the same name in several folders are named with their paths."""
     short = [candidate_name(spec) for spec in specs]
     return [
         name if short.count(name) == 1 else f"{spec.spec}@{spec.weights}"

@@ -370,7 +370,7 @@ class Limit(Record, frozen=True):
     """A batch size that fits. `ran` says whether it was run; where not, `interval` is where we expect the true maximum.
 
     A band, where sizes were tried: the largest below the first failure, and the last that failed or ran.
-    `comfortable_batch` needs no retry of the allocator, which would first give back all that it keeps at hand.
+    `comfortable_batch` needs no retry of the allocator, which would first give back all unused memory that it keeps.
     `predicted_batch` is what the trace had said before anything ran. `alive` is what the traced step holds at its
     peak at the largest batch; it is empty where no step was traced.
     """

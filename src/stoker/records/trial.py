@@ -124,7 +124,7 @@ class RankLog(Record, frozen=True):
 
 
 class Problem(Record, frozen=True):
-    """Why a trial did not end well: one sentence, the person's own file and line where there is one, what to do. `rank`
+    """Why a trial did not end well: one sentence, the user's own file and line where there is one, what to do. `rank`
     is the rank that it happened in, where there are several."""
 
     sentence: str

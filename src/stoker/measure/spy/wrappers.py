@@ -10,7 +10,7 @@ with spy.installed(dataset) as watched:
 ```
 
 What they see travels with each batch in a `Parcel`. A dataset's own marks (`stoker.stage`), the members of its
-transforms and well-known readers and decoders are told apart; the rest of an item's time is the stage `item`.
+transforms and well-known readers and decoders are timed one by one; the rest of an item's time is the stage `item`.
 """
 
 import pickle
