@@ -77,7 +77,7 @@ class Fetch(Record, frozen=True):
 
 
 class Iterated(Record, frozen=True):
-    """One `iter(loader)`: when it began and returned. `ended_s` is when the loader said that there are no more batches."""
+    """One `iter(loader)`: when it began and returned. `ended_s` is when the loader said there are no more batches."""
 
     number: int
     began_s: float
