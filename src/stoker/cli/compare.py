@@ -57,7 +57,7 @@ def compare(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for the summary of a CI job.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Tell whether side B is faster or slower than side A, stage by stage, and how sure that is."""
+    """Tell whether side B is faster than side A, and how sure that is."""
     from stoker.report.documents import comparison_document
     from stoker.report.views.compare import compare_markdown, compare_view
     from stoker.studies.sides import compare as compare_sides

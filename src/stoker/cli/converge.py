@@ -47,7 +47,7 @@ def converge(
     report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Train with two batch sizes, and say whether the other one still learns."""
+    """Train with two batch sizes: does the other one still learn?"""
     from stoker.integrations.reports import page_of
     from stoker.records import Setting, WorkloadSpec
     from stoker.report.documents import convergence_document

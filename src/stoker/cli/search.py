@@ -69,7 +69,7 @@ def search(
     report: ReportOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Rank pretrained models on labelled data, and show where the time goes."""
+    """Rank pretrained models on labelled data."""
     from stoker.measure.session import trial_server
     from stoker.units import parse_bytes, parse_seconds
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -344,14 +345,19 @@ def presets_view(rows: Iterable[Row]) -> RenderableType:
     parts: list[RenderableType] = []
     for row in rows:
         parts.append(Text.assemble((row["name"], "bold"), f" — {row['title']}"))
-        parts.append(Text(f"  reproduces {row['reproduces']}"))
+        parts.append(_indented(f"reproduces {row['reproduces']}", 2))
         for size in ("full", "small"):
             shape = row[size]
             runs = f"{format_count(shape['runs'], 'run')}{', and what follows from them,' if shape['follows'] else ''}"
-            parts.append(Text(f"  {size}: {runs} on {shape['devices']}; {shape['time']}"))
-            parts.append(Text(f"    differs: {shape['differs']}", style="dim"))
+            parts.append(_indented(f"{size}: {runs} on {shape['devices']}; {shape['time']}", 2))
+            parts.append(_indented(f"differs: {shape['differs']}", 4, style="dim"))
         parts.append(Text())
     return Group(*parts[:-1])
+
+
+def _indented(text: str, by: int, style: str = "") -> RenderableType:
+    """Text whose wrapped lines are indented like its first."""
+    return Padding(Text(text, style=style), (0, 0, 0, by), expand=False)
 
 
 def list_view(rows: Sequence[Row], path: str) -> RenderableType:
