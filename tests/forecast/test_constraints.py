@@ -42,6 +42,15 @@ def test_workers_that_wait_for_storage_may_be_more_than_the_cpus() -> None:
     assert ruled_out(Setting(batch_size=1, num_workers=17), 1, bounds) is not None
 
 
+def test_a_stream_has_no_items_for_more_workers_than_shards() -> None:
+    bounds = bounds_of(FACTS, shards=2)
+    assert ruled_out(Setting(batch_size=8, num_workers=2), 1, bounds) is None
+    found = ruled_out(Setting(batch_size=8, num_workers=3), 1, bounds)
+    assert found is not None
+    assert found.bound == "shards"
+    assert found.sentence == "2 of 3 workers have items: the stream has no more shards"
+
+
 @given(st.integers(1, 512), st.integers(1, 64), st.integers(1, 8), st.integers(1, 10**7))
 def test_what_is_allowed_fits_into_shared_memory(batch: int, workers: int, prefetch: int, item: int) -> None:
     setting = Setting(batch_size=batch, num_workers=workers, prefetch_factor=prefetch)

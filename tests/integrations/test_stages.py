@@ -154,6 +154,17 @@ def test_an_iterable_dataset(images: Path, workers: int) -> None:
     assert found["item"] < 0.3
 
 
+def test_a_stream_says_where_it_comes_from_and_its_shards(images: Path) -> None:
+    stream = Stream(sorted(images.rglob("*.jpg")))
+    stream.num_shards = 2  # type: ignore[attr-defined]
+    watched = watch(DataLoader(stream, 3))
+    for _ in watched:
+        pass
+    loader = watched.log.processes[0].loaders[0]
+    assert loader.streams == ((__name__, __file__),)
+    assert loader.shards == 2
+
+
 class Helped(Dataset[Any]):
     """Its item is loaded by helpers, one of which nobody knows."""
 

@@ -1,5 +1,6 @@
 """Trials of what was observed: every second belongs to one stage, validation and ranks stand apart."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,6 +306,35 @@ def test_readings_from_outside_are_timed_by_the_trials_clock() -> None:
     (found,) = trials(process(read(loader(), inline(0, 100.0))), around=around)
     assert found.trial.gauges["cpu_cores"].times_s == pytest.approx((0.2, 0.3))
     assert found.trial.gauges["cpu_cores"].samples == (1.0, 2.0)
+
+
+def test_a_stream_gets_no_more_workers_than_it_has_parts(tmp_path: Path) -> None:
+    """Several workers would each give all items of the first; the second has two shards, in a library that shares them
+    out."""
+    iteration, steps, fetches = inline(0, 100.0, count=40)
+    fetches = [replace(each, cpu_s=0.0005) for each in fetches]
+    readings = tuple(GaugeReading(at_s=100.01 + 0.5 * place, cpu_s=0.01 * place) for place in range(3))
+    (tmp_path / "data.py").write_text("class Stream: ...\n")
+    whole = (("data", str(tmp_path / "data.py")),)
+    for streams, shards, most in ((whole, None, 1), ((*whole, ("datasets.streams", None)), 2, 2)):
+        made = replace(loader(), iterable=True, streams=streams, shards=shards)
+        log = process(read(made, (iteration, steps, fetches)), gauges=readings)
+        (found,) = trials(log, around=Surroundings(machine=inspect()))
+        assert found.trial.workload.repeats is (shards is None)
+        assert {each.changes["num_workers"] for each in propose(found.trial)} <= set(range(1, most + 1))
+        assert propose(found.trial)
+
+
+def test_workers_that_repeat_a_stream_or_have_no_items_are_noted() -> None:
+    iteration, steps, fetches = inline(0, 100.0)
+    arguments = {"num_workers": 4, "batch_size": 4, "prefetch_factor": 2, "pin_memory": False}
+    for streams, shards, words in (
+        ((("data", None),), None, "each of 4 workers gives all of them"),
+        ((("datasets.streams", None),), 2, "only 2 of 4 workers have items"),
+    ):
+        made = replace(loader(), iterable=True, streams=streams, shards=shards, arguments=arguments)
+        (found,) = trials(process(read(made, (iteration, steps, fetches))))
+        assert any(words in note for note in found.trial.notes)
 
 
 def test_a_saved_trial_is_read_back_and_says_what_to_change() -> None:

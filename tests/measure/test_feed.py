@@ -1,15 +1,14 @@
 """The loader that a setting makes: how its workers are started, and their threads."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import stoker
 from stoker.errors import InputError
-from stoker.measure.feed import make_feed, rank_duplicate_notes
+from stoker.measure.feed import make_feed
 from stoker.records import Extent, Setting, StartMethod
 
 
@@ -73,16 +72,3 @@ def test_forked_workers_with_threads_beside_a_step_on_the_cpu_are_refused() -> N
 def test_wrong_settings_are_one_sentence(values: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Setting(**values)
-
-
-class Everything(IterableDataset[int]):
-    """Gives all its items in every process."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(4))
-
-
-def test_a_stream_that_every_process_reads_whole_is_noted() -> None:
-    [note] = rank_duplicate_notes(Everything(), 2)
-    assert "so each of 2 ranks gives all of them" in note
-    assert rank_duplicate_notes(Everything(), 1) == []

@@ -31,6 +31,8 @@ class Bounds(Record, frozen=True):
     max_accumulating_batch: int | None = None
     """The largest batch if gradients are kept from one batch to the next."""
     waiting_share: float = 0.0
+    shards: int | None = None
+    """How many workers a stream can be shared out to."""
 
 
 def bounds_of(
@@ -41,6 +43,7 @@ def bounds_of(
     max_accumulating_batch: int | None = None,
     waiting_share: float = 0.0,
     gpus: int = 1,
+    shards: int | None = None,
 ) -> Bounds:
     """The bounds of one training process on a machine.
 
@@ -55,6 +58,7 @@ def bounds_of(
         max_batch=max_batch,
         max_accumulating_batch=max_accumulating_batch,
         waiting_share=waiting_share,
+        shards=shards,
     )
 
 
@@ -66,6 +70,7 @@ def ruled_out(setting: Setting, item_bytes: float, bounds: Bounds) -> RuledOut |
         ("host_memory", _host_memory(setting, item_bytes, bounds)),
         ("open_files", _files(setting, bounds)),
         ("cpus", _cpus(setting, bounds)),
+        ("shards", _shards(setting, bounds)),
     )
     for bound, sentence in checks:
         if sentence is not None:
@@ -114,3 +119,9 @@ def _cpus(setting: Setting, bounds: Bounds) -> str | None:
     if setting.num_workers <= workers_that_pay(bounds):
         return None
     return f"{format_workers(setting.num_workers)} on {bounds.usable_cores:g} usable CPUs only take turns"
+
+
+def _shards(setting: Setting, bounds: Bounds) -> str | None:
+    if bounds.shards is None or setting.num_workers <= max(1, bounds.shards):
+        return None
+    return f"{bounds.shards} of {format_workers(setting.num_workers)} have items: the stream has no more shards"

@@ -90,7 +90,8 @@ class Iterated(Record, frozen=True):
 
 class LoaderLog(Record, frozen=True):
     """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function. It is empty
-    for a loader that was made before anyone looked: `read_at` has the frames where that one is read."""
+    for a loader that was made before anyone looked: `read_at` has the frames where that one is read. `streams` are the
+    module and file of a stream and of those that it holds."""
 
     number: int
     kind: str
@@ -111,6 +112,8 @@ class LoaderLog(Record, frozen=True):
     fetches: tuple[Fetch, ...] = ()
     send_s: tuple[float, ...] = ()
     read_at: tuple[tuple[str, int, str], ...] = ()
+    streams: tuple[tuple[str, str | None], ...] = ()
+    shards: int | None = None
 
     @property
     def trains(self) -> bool:
@@ -272,6 +275,8 @@ def _loader(
         dataset_file=dataset["file"],
         items=dataset["items"],
         iterable=dataset["iterable"],
+        streams=tuple((module, file) for module, file in dataset.get("streams", ())),
+        shards=dataset.get("shards"),
         iterations=tuple(_iterated(iterations[number], ends.get(number)) for number in sorted(own)),
         steps=tuple(step for step in steps if step.iteration in own),
         fetches=tuple(sorted((each for each in fetches if each.iteration in own), key=lambda each: each.began_s)),

@@ -34,6 +34,7 @@ from stoker.records import (
     WorkerLog,
     WorkloadSpec,
 )
+from stoker.workload.streams import duplicated, module_shares_out, shard_notes
 
 _CALLS = ("copy", "forward", "backward", "update")
 _STEP = (*_CALLS, "step")
@@ -111,6 +112,7 @@ def _trial(
     notes = [_overridden_note(loader)] if loader.overridden else []
     if loads.seen < RULES.seen_share * len(loads.fetches):
         notes.append(_seen_note(loads))
+    notes += _stream_notes(loader, setting.num_workers)
     items = tuple(each.items for each in loads.fetches)
     began = around.when and datetime.fromtimestamp(
         process.unix_s + epochs[0].log.began_s - process.clock_s, around.when.tzinfo
@@ -161,11 +163,34 @@ def _subject(process: ProcessLog, loader: LoaderLog, device: str) -> Subject:
         device=device,
         items=loader.items,
         stream=loader.iterable,
+        repeats=_repeats(loader),
+        shards=loader.shards,
         batch_sampler=own_batches,
         batching="dataset" if whole else "sampler" if own_batches else "size",
         mode_reason="an optimizer steps" if loader.trains else "no optimizer steps",
         current=_setting(loader),
     )
+
+
+def _repeats(loader: LoaderLog) -> bool:
+    """Whether each of several workers would give all items: the loader's dataset is a stream, and neither it nor a
+    stream that it reads seems to share them out."""
+    return bool(loader.streams) and not any(module_shares_out(module, _text(file)) for module, file in loader.streams)
+
+
+def _text(file: str | None) -> str:
+    """What a file of the script holds, now that the script has ended."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace") if file else ""
+    except OSError:
+        return ""
+
+
+def _stream_notes(loader: LoaderLog, workers: int) -> list[str]:
+    notes = shard_notes(loader.shards, workers)
+    if workers > 1 and _repeats(loader):
+        notes.append(duplicated(loader.dataset.rpartition(".")[2], workers))
+    return notes
 
 
 def script_name(process: ProcessLog) -> str:

@@ -1,8 +1,6 @@
 """Where the loop's batches come from: a DataLoader that ends after what the trial runs, or batches in memory."""
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ from stoker.measure.spy import Watched
 from stoker.records import Extent, Mode, Record, Setting
 from stoker.units import format_count
 from stoker.workload.calls import make_batch_sampler
+from stoker.workload.streams import duplicate_notes, rank_duplicate_notes, shard_notes, shards_of
 from stoker.workload.workload import Workload
 
 
@@ -195,6 +194,7 @@ def make_feed(
         options["drop_last"] = workload.drop_last and not workload.batched
         batches = wanted
         notes += duplicate_notes(dataset, setting.num_workers)
+        notes += shard_notes(shards_of(dataset), setting.num_workers)
         notes += rank_duplicate_notes(dataset, share.of)
     else:
         batches = _bound(workload, dataset, mode, setting, wanted, extent.seed, share, options, notes, in_turn=in_turn)
@@ -273,43 +273,3 @@ def load_into_memory(feed: Feed, batches: int, *, most: int = RULES.memory_batch
     source = [loaded[index % len(loaded)] for index in range(batches)]
     notes = [*feed.notes, f"{len(loaded)} batches kept in memory, given in turn"]
     return Feed(source, batches, notes, items_a_batch=feed.items_a_batch)
-
-
-_SHARING_PACKAGES = ("datasets", "webdataset", "torchdata", "streaming", "litdata", "torch_geometric")
-"""Their streams give each worker a part of the items."""
-
-
-def repeats_items(dataset: Any) -> bool:
-    """Whether several workers would each give all items of a dataset: it is a stream, and does not seem to share them
-    out."""
-    if not isinstance(dataset, IterableDataset) or type(dataset).__module__.partition(".")[0] in _SHARING_PACKAGES:
-        return False
-    return not _names(dataset, "get_worker_info")
-
-
-def duplicate_notes(dataset: Any, workers: int) -> list[str]:
-    """A note if each of several workers reads the whole stream."""
-    if workers < 2 or not repeats_items(dataset):
-        return []
-    return [
-        f"items are duplicated: {type(dataset).__name__} does not share its items out by "
-        f"torch.utils.data.get_worker_info(), so each of {workers} workers gives all of them"
-    ]
-
-
-def rank_duplicate_notes(dataset: Any, ranks: int) -> list[str]:
-    """A note if each rank seems to read the whole stream."""
-    words = ("get_rank", "RANK", "world_size", "num_replicas", "split_by_node")
-    if ranks < 2 or any(_names(dataset, word) for word in words):
-        return []
-    return [
-        f"items are duplicated: {type(dataset).__name__} does not share its items out by "
-        f"torch.distributed.get_rank(), so each of {ranks} ranks gives all of them"
-    ]
-
-
-def _names(dataset: Any, word: str) -> bool:
-    """Whether the source of a dataset's module has this word."""
-    with suppress(OSError, TypeError):  # no source to look at
-        return word in inspect.getsource(inspect.getmodule(type(dataset)) or type(dataset))
-    return False

@@ -17,7 +17,7 @@ from stoker.measure import feed as feeds
 from stoker.measure import spy
 from stoker.measure.assemble import assemble
 from stoker.measure.device import Device, SleepDevice, clock_for, parse_device, peaks_of
-from stoker.measure.feed import NO_ITEMS, Feed, Share, load_into_memory, make_feed, repeats_items
+from stoker.measure.feed import NO_ITEMS, Feed, Share, load_into_memory, make_feed
 from stoker.measure.group import RankGroup
 from stoker.measure.interference import InterferenceGauge
 from stoker.measure.log import LoopLog
@@ -27,6 +27,7 @@ from stoker.measure.steps import ModelStep, SleepStep, make_step
 from stoker.measure.validation import score
 from stoker.records import OWN_UPDATES, Extent, Machine, Mode, Setting, Subject, Trial
 from stoker.workload import calls
+from stoker.workload.streams import repeats_items, shards_of
 from stoker.workload.workload import Workload
 
 
@@ -229,6 +230,7 @@ class Bench:
             mode_reason=self._mode_reason,
             current=workload.current,
             repeats=repeats_items(dataset),
+            shards=shards_of(dataset),
         )
 
 

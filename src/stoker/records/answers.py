@@ -79,8 +79,8 @@ class Measured(Record, frozen=True):
         return least if len(self.samples_s) == 2 and max(self.samples_s) > FAR_APART * least else median(self.samples_s)
 
 
-Bound = Literal["device_memory", "shm", "host_memory", "open_files", "cpus"]
-"""What a machine may have too little of for a setting."""
+Bound = Literal["device_memory", "shm", "host_memory", "open_files", "cpus", "shards"]
+"""What a machine, or a stream, may have too little of for a setting."""
 
 
 class RuledOut(Record, frozen=True):

@@ -26,7 +26,8 @@ Batching = Literal["size", "sampler", "function", "dataset"]
 class Subject(Record, frozen=True):
     """What was run, in words and counts. `items` are an epoch's; with `batch_sampler` the workload itself sets its
     batches. `mode_reason` says why it is in this mode; `current` is the setting of the DataLoader that was given.
-    `repeats`: a stream that does not share its items out, so that each of several workers gives all of them."""
+    `repeats`: a stream that does not share its items out, so that each of several workers gives all of them;
+    `shards`: how many workers a stream can be shared out to, if it says so."""
 
     name: str
     model: str
@@ -41,6 +42,7 @@ class Subject(Record, frozen=True):
     mode_reason: str = ""
     current: Setting | None = None
     repeats: bool = False
+    shards: int | None = None
 
 
 class Stage(Record, frozen=True):

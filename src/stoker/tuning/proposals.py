@@ -81,12 +81,14 @@ class _Pace:
 def _ranked(pace: _Pace, predictor: Predictor, now: Setting, rules: ProposalRules) -> Sequence[Setting]:
     """One setting for each worker count, the best first."""
     probes, costs = predictor.probes, predictor.costs
-    bounds = bounds_of(probes.machine, waiting_share=costs.waiting_share)
+    bounds = bounds_of(probes.machine, waiting_share=costs.waiting_share, shards=probes.subject.shards)
     bounds = msgspec.structs.replace(bounds, usable_cores=max(1.0, costs.cores))
     item_bytes = item_bytes_of(probes)
     counts = {*WORKER_COUNTS, max(1, int(costs.cores)), workers_that_pay(bounds)} - {0}
     best: list[tuple[float, int, Setting]] = []
     most = max(1.0, costs.cores) * rules.workers_a_cpu
+    if probes.subject.repeats:  # several workers would each give all items: the script would train otherwise
+        counts = {1, now.num_workers} - {0}
     for count in sorted(count for count in counts if count <= most):
         other = msgspec.structs.replace(now, num_workers=count)
         if ruled_out(other, item_bytes, bounds) is not None:

@@ -131,7 +131,8 @@ def _workers(predictor: Predictor, setting: Setting, items: int, epochs: int) ->
     if items wait for storage or a network."""
     probes, costs = predictor.probes, predictor.costs
     bounds = msgspec.structs.replace(
-        bounds_of(probes.machine, waiting_share=costs.waiting_share), usable_cores=max(1.0, costs.cores)
+        bounds_of(probes.machine, waiting_share=costs.waiting_share, shards=probes.subject.shards),
+        usable_cores=max(1.0, costs.cores),
     )
     item_bytes = item_bytes_of(probes)
     timed: list[tuple[float, int]] = []

@@ -231,6 +231,7 @@ class Tuner:
             max_accumulating_batch=self.ceiling.accumulating if self.ceiling else None,
             waiting_share=predictor.costs.waiting_share,
             gpus=self._request.replicas,
+            shards=probes.subject.shards,
         )
         found, out = candidates_of(self._space, self._base, predictor, per_gpu, bounds)
         if not any(each.asked_for for each in found):

@@ -21,6 +21,9 @@ REBOUND = (*SETTABLE, "timeout")
 _PREFETCH = 2
 """What the loader takes where nothing is said."""
 _MOST_FRAMES = 6
+_TORCH = "torch.utils.data.dataset"
+_DEEPEST = 4
+"""Streams within streams are looked at so far down."""
 _PLUMBING = ("torch", "contextlib", "functools", "importlib", "runpy")
 _REPLACING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ray", "ignite")
 """Packages that take a loader and make another one over its dataset."""
@@ -224,8 +227,46 @@ def _facts(loader: Any) -> dict[str, Any]:
             "file": getattr(module, "__file__", None),
             "items": _items(loader),
             "iterable": getattr(loader, "_dataset_kind", 0) == 1,
+            **_stream(dataset),
         },
     }
+
+
+def _stream(dataset: Any) -> dict[str, Any]:
+    """The modules and files of a stream and of the streams that it holds, and in how many parts it can be shared out
+    among workers, where one of them says so."""
+    streams: list[list[str | None]] = []
+    shards = None
+    for each in _streams(dataset, 0):
+        module = type(each).__module__
+        streams.append([module, getattr(sys.modules.get(module), "__file__", None)])
+        shards = _shards(each) if shards is None else shards
+    return {"streams": streams, "shards": shards}
+
+
+def _streams(dataset: Any, depth: int) -> list[Any]:
+    if not any(kind.__name__ == "IterableDataset" and kind.__module__ == _TORCH for kind in type(dataset).__mro__):
+        return []
+    found = [dataset]
+    if depth < _DEEPEST:
+        for value in list(getattr(dataset, "__dict__", {}).values()):
+            found += _streams(value, depth + 1)
+    return found
+
+
+def _shards(stream: Any) -> int | None:
+    """As Hugging Face's streams say it; of webdataset's, the length of the list that they begin with."""
+    try:
+        for name in ("num_shards", "n_shards"):
+            count = getattr(stream, name, None)
+            if isinstance(count, int):
+                return count
+        first = next(iter(getattr(stream, "pipeline", None) or ()), None)
+        return len(getattr(first, "urls", ())) if type(first).__name__ == "SimpleShardList" else None
+    except Exception as error:  # a stream may answer in any way
+        if is_of_signal(error):
+            raise
+        return None
 
 
 def _batch_size(loader: Any) -> int | None:

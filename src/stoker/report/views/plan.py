@@ -20,6 +20,7 @@ _BOUND_NAMES: dict[Bound, str] = {
     "host_memory": "host memory",
     "open_files": "file descriptors",
     "cpus": "CPUs",
+    "shards": "shards of the stream",
 }
 
 

@@ -1,0 +1,84 @@
+"""Which streams share their items out among workers, and among how many."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.data import IterableDataset
+
+from stoker.workload import streams
+
+
+class Everything(IterableDataset[int]):
+    """Gives all its items in every process."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+class Sharing(Everything):
+    """Stands for a stream of a library that shares its items out, in three parts."""
+
+    num_shards = 3
+
+
+Sharing.__module__ = "datasets.iterable_dataset"
+
+
+class Inside(IterableDataset[int]):
+    """Reads another stream, and gives its items."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.stream)
+
+
+class SimpleShardList:
+    """Stands for the first stage of webdataset's streams."""
+
+    urls = ("a.tar", "b.tar")
+
+
+def test_a_stream_that_every_process_reads_whole_is_noted() -> None:
+    [note] = streams.rank_duplicate_notes(Everything(), 2)
+    assert "so each of 2 ranks gives all of them" in note
+    assert streams.rank_duplicate_notes(Everything(), 1) == []
+    [note] = streams.duplicate_notes(Everything(), 2)
+    assert "so each of 2 workers gives all of them" in note
+    assert streams.duplicate_notes(Everything(), 1) == []
+
+
+@pytest.mark.parametrize(
+    ("dataset", "repeats", "shards"),
+    [
+        (Everything(), True, None),
+        (Inside(Everything()), True, None),
+        (Sharing(), False, 3),
+        (Inside(Inside(Sharing())), False, 3),
+        ([1, 2], False, None),
+    ],
+)
+def test_what_a_stream_reads_may_share_its_items_out(dataset: Any, repeats: bool, shards: int | None) -> None:
+    assert streams.repeats_items(dataset) is repeats
+    assert streams.shards_of(dataset) == shards
+
+
+def test_webdatasets_list_of_shards_is_counted() -> None:
+    stream = Everything()
+    stream.pipeline = [SimpleShardList(), SimpleNamespace()]  # type: ignore[attr-defined]
+    assert streams.shards_of(stream) == 2
+
+
+def test_a_stream_that_holds_itself_ends() -> None:
+    stream = Inside(None)
+    stream.stream = stream
+    assert streams.repeats_items(stream)
+
+
+def test_workers_without_items_are_noted() -> None:
+    [note] = streams.shard_notes(2, 4)
+    assert note.startswith("only 2 of 4 workers have items")
+    assert streams.shard_notes(2, 2) == streams.shard_notes(None, 4) == []
