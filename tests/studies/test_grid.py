@@ -101,7 +101,7 @@ def test_a_candidate_of_a_search_has_its_options_and_its_batches_are_items() -> 
     assert first.options == {"labels": "random", "scores": "linear", "part": "full"}
     assert first.workload is not None
     assert first.workload.items == 1600
-    assert (first.setting.batch_size, first.extent.warmup) == (32, 1)
+    assert (first.setting.batch_size, first.extent.warmup, first.extent.batches) == (32, 1, None)
     assert second.options["part"] == "joint:2:last:3"
     assert first.key() != second.key()
 

@@ -122,6 +122,21 @@ def test_random_labels_give_times_and_no_ranking(tmp_path: Path) -> None:
     assert any("random weights" in note for note in found.notes)
 
 
+def test_a_study_of_candidates_runs_all_their_items(tmp_path: Path) -> None:
+    """More of them than a profile has batches."""
+    grid = {
+        "kind": "search",
+        "name": "candidates",
+        "repeats": 1,
+        "fixed": {"data": "tensors", "classes": 2, "labels": "random", "scores": "linear", "warmup": 1, "batch_size": 1},
+        "axes": {"workload": [NET], "items": [60]},
+    }
+    study = stoker.study(grid, db=tmp_path / "stoker.db")
+    study.run()
+    (row,) = study.trials().to_dicts()
+    assert (row["outcome"], row["run_items"]) == ("done", 60)
+
+
 def test_failed_candidates_are_tried_again(mine: str, tmp_path: Path) -> None:
     executor = ScoresAtOnce()
     names = models_of(mine)

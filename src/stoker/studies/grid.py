@@ -197,7 +197,7 @@ def _candidate(cell: Mapping[str, Value], common: Mapping[str, Any]) -> Task:
     options = {name: cell[name] for name in SEARCH if name in cell}
     if _count(cell, "classes") == 1:
         raise InputError("classes must be at least 2, got 1: of one class there is nothing to tell apart")
-    extent = Extent(warmup=_count(cell, "warmup"))
+    extent = Extent(batches=None, warmup=_count(cell, "warmup"))  # all items
     return Task(**{**common, "workload": spec, "mode": "infer"}, setting=setting, extent=extent, options=options)
 
 
