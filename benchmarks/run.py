@@ -56,18 +56,8 @@ class Case(Record, frozen=True):
 EXAMPLES = "pytorch/examples"
 RUN_CLM = "examples/pytorch/language-modeling"
 _TIMM: tuple[str, ...] = ("--model", "resnet18", "--epochs", "1", "-b", "8", "-j", "2", "--device", "cpu")
-_TIMM += (
-    "--log-interval",
-    "1",
-    "--num-classes",
-    "2",
-    "--output",
-    "{data}/timm",
-    "--warmup-epochs",
-    "0",
-    "--sched",
-    "none",
-)
+_TIMM += ("--log-interval", "1", "--num-classes", "2", "--output", "{data}/timm", "--warmup-epochs", "0")
+_TIMM += ("--sched", "step")
 _CLM: tuple[str, ...] = ("--model_type", "gpt2", "--tokenizer_name", "{data}/tokenizer")
 _CLM += ("--train_file", "{data}/text.txt", "--validation_file", "{data}/text.txt", "--block_size", "32", "--seed", "1")
 _OVERRIDES = "n_layer=2,n_head=2,n_embd=64,vocab_size=600"

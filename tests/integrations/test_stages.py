@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -19,6 +20,7 @@ from torchvision.transforms import v2
 from stoker import Extent, Setting, Workload, profile
 from stoker.integrations.bootstrap.stages import Stages
 from stoker.integrations.watch import watch
+from tests.workload import sharing
 
 COUNT = 12
 SIZE = (480, 640)
@@ -157,11 +159,11 @@ def test_an_iterable_dataset(images: Path, workers: int) -> None:
 def test_a_stream_says_where_it_comes_from_and_its_shards(images: Path) -> None:
     stream = Stream(sorted(images.rglob("*.jpg")))
     stream.num_shards = 2  # type: ignore[attr-defined]
-    watched = watch(DataLoader(stream, 3))
+    watched = watch(DataLoader(stream, 3, worker_init_fn=partial(sharing.part)))
     for _ in watched:
         pass
     loader = watched.log.processes[0].loaders[0]
-    assert loader.streams == ((__name__, __file__),)
+    assert loader.streams == ((__name__, __file__), (sharing.__name__, sharing.__file__))
     assert loader.shards == 2
 
 

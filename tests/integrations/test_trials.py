@@ -230,7 +230,7 @@ def test_batches_that_were_not_looked_at_are_taken_to_be_as_their_neighbours() -
     assert whole(trial).worker_s["read"] == pytest.approx(0.12)
     assert len(trial.workers.began_s) == 12
     assert list(trial.workers.ended_s) == pytest.approx(list(trial.timeline.got_s))
-    assert trial.notes == ("loading was looked at in one batch of 3.0: more would have slowed the script down",)
+    assert trial.notes == ("loading was looked at in one batch of 3: more would have slowed the script down",)
 
 
 def test_workers_take_turns() -> None:

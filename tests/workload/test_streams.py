@@ -1,13 +1,16 @@
 """Which streams share their items out among workers, and among how many."""
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import ChainDataset, IterableDataset
 
 from stoker.workload import streams
+from tests.workload import sharing
 
 
 class Everything(IterableDataset[int]):
@@ -36,6 +39,13 @@ class Inside(IterableDataset[int]):
         return iter(self.stream)
 
 
+class Reader:
+    """No stream: it asks which worker it is in, and reads its part."""
+
+
+Reader.__module__ = sharing.__name__
+
+
 class SimpleShardList:
     """Stands for the first stage of webdataset's streams."""
 
@@ -58,12 +68,29 @@ def test_a_stream_that_every_process_reads_whole_is_noted() -> None:
         (Inside(Everything()), True, None),
         (Sharing(), False, 3),
         (Inside(Inside(Sharing())), False, 3),
+        (Inside(Reader()), False, None),
+        (Inside(sharing.part), False, None),
+        (Inside(partial(sharing.part, range(3))), False, None),
+        (Inside({"parts": [sharing.part]}), False, None),
+        (ChainDataset([Everything(), Sharing()]), False, 3),
+        (ChainDataset([Everything(), Everything()]), True, None),
+        (Inside([range(3), "text", torch.nn.Linear(1, 1)]), True, None),
         ([1, 2], False, None),
     ],
 )
 def test_what_a_stream_reads_may_share_its_items_out(dataset: Any, repeats: bool, shards: int | None) -> None:
     assert streams.repeats_items(dataset) is repeats
     assert streams.shards_of(dataset) == shards
+
+
+def test_what_begins_a_worker_may_share_the_items_out() -> None:
+    assert not streams.repeats_items(Everything(), sharing.part)
+    assert streams.repeats_items(Everything(), seed_all)
+    assert streams.duplicate_notes(Everything(), 2, sharing.part) == []
+
+
+def seed_all(worker: int) -> None:
+    torch.manual_seed(worker)
 
 
 def test_webdatasets_list_of_shards_is_counted() -> None:

@@ -91,7 +91,7 @@ class Iterated(Record, frozen=True):
 class LoaderLog(Record, frozen=True):
     """All that was seen of one loader. `site` has the user's frames, innermost first: file, line, function. It is empty
     for a loader that was made before anyone looked: `read_at` has the frames where that one is read. `streams` are the
-    module and file of a stream and of those that it holds."""
+    module and file of a stream, of what it holds and of what begins its workers."""
 
     number: int
     kind: str

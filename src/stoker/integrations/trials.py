@@ -173,8 +173,8 @@ def _subject(process: ProcessLog, loader: LoaderLog, device: str) -> Subject:
 
 
 def _repeats(loader: LoaderLog) -> bool:
-    """Whether each of several workers would give all items: the loader's dataset is a stream, and neither it nor a
-    stream that it reads seems to share them out."""
+    """Whether each of several workers would give all items: the loader's dataset is a stream, and neither it nor
+    what it holds seems to share them out."""
     return bool(loader.streams) and not any(module_shares_out(module, _text(file)) for module, file in loader.streams)
 
 
@@ -525,8 +525,8 @@ def _overridden_note(loader: LoaderLog) -> str:
 def _seen_note(loads: _Loads) -> str:
     if not loads.seen:
         return "no batch was looked at while it was loaded: what loading consists of is not known"
-    every = len(loads.fetches) / loads.seen
-    return f"loading was looked at in one batch of {every:.1f}: more would have slowed the script down"
+    every = f"{len(loads.fetches) / loads.seen:.1f}".removesuffix(".0")
+    return f"loading was looked at in one batch of {every}: more would have slowed the script down"
 
 
 def _worker_log(fetches: Sequence[Fetch], clock: _Clock) -> WorkerLog:

@@ -193,7 +193,7 @@ def make_feed(
         options["batch_size"] = None if workload.batched else setting.batch_size
         options["drop_last"] = workload.drop_last and not workload.batched
         batches = wanted
-        notes += duplicate_notes(dataset, setting.num_workers)
+        notes += duplicate_notes(dataset, setting.num_workers, workload.worker_init_fn)
         notes += shard_notes(shards_of(dataset), setting.num_workers)
         notes += rank_duplicate_notes(dataset, share.of)
     else:

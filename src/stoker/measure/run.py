@@ -229,7 +229,7 @@ class Bench:
             batching=workload.batching,
             mode_reason=self._mode_reason,
             current=workload.current,
-            repeats=repeats_items(dataset),
+            repeats=repeats_items(dataset, workload.worker_init_fn),
             shards=shards_of(dataset),
         )
 

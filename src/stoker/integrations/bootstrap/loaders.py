@@ -22,12 +22,13 @@ _PREFETCH = 2
 """What the loader takes where nothing is said."""
 _MOST_FRAMES = 6
 _TORCH = "torch.utils.data.dataset"
-_DEEPEST = 4
-"""Streams within streams are looked at so far down."""
+_DEEPEST, _MOST, _MOST_OF_A_LIST = 4, 100, 20
+"""What a stream holds is looked at so far."""
 _PLUMBING = ("torch", "contextlib", "functools", "importlib", "runpy")
 _REPLACING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "ray", "ignite")
 """Packages that take a loader and make another one over its dataset."""
 _OWN = ("_stoker_bootstrap", "stoker")
+_PLAIN = {*getattr(sys, "stdlib_module_names", ("builtins",)), "torch", "numpy", *_OWN}
 
 
 class Loader:
@@ -227,31 +228,55 @@ def _facts(loader: Any) -> dict[str, Any]:
             "file": getattr(module, "__file__", None),
             "items": _items(loader),
             "iterable": getattr(loader, "_dataset_kind", 0) == 1,
-            **_stream(dataset),
+            **_stream(loader),
         },
     }
 
 
-def _stream(dataset: Any) -> dict[str, Any]:
-    """The modules and files of a stream and of the streams that it holds, and in how many parts it can be shared out
-    among workers, where one of them says so."""
-    streams: list[list[str | None]] = []
-    shards = None
-    for each in _streams(dataset, 0):
-        module = type(each).__module__
-        streams.append([module, getattr(sys.modules.get(module), "__file__", None)])
-        shards = _shards(each) if shards is None else shards
-    return {"streams": streams, "shards": shards}
+def _stream(loader: Any) -> dict[str, Any]:
+    """The modules and files of a stream, of what it holds and of what begins a worker, and in how many parts the stream
+    can be shared out among workers, where it says so."""
+    if not _is_stream(loader.dataset):
+        return {"streams": [], "shards": None}
+    found = _held(loader.dataset, getattr(loader, "worker_init_fn", None))
+    modules = dict.fromkeys(_module(each) for each in found)
+    counts = (_shards(each) for each in found if _is_stream(each))
+    return {
+        "streams": [[module, getattr(sys.modules.get(module), "__file__", None)] for module in modules],
+        "shards": next((count for count in counts if count is not None), None),
+    }
 
 
-def _streams(dataset: Any, depth: int) -> list[Any]:
-    if not any(kind.__name__ == "IterableDataset" and kind.__module__ == _TORCH for kind in type(dataset).__mro__):
-        return []
-    found = [dataset]
-    if depth < _DEEPEST:
-        for value in list(getattr(dataset, "__dict__", {}).values()):
-            found += _streams(value, depth + 1)
+def _is_stream(value: Any) -> bool:
+    return any(kind.__name__ == "IterableDataset" and kind.__module__ == _TORCH for kind in type(value).__mro__)
+
+
+def _held(*values: Any) -> list[Any]:
+    """The values and the objects and functions that they hold, as far as attributes show them."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    waiting = [(value, 0) for value in values]
+    for value, depth in waiting:  # which grows
+        if type(value).__module__ == "functools":
+            value = getattr(value, "func", value)
+        if id(value) in seen or depth > _DEEPEST or len(found) == _MOST:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (list, tuple, dict)):
+            held = list(value.values() if isinstance(value, dict) else value[:_MOST_OF_A_LIST])
+        elif _is_stream(value) or _module(value).partition(".")[0] not in _PLAIN:
+            found.append(value)
+            held = list(getattr(value, "__dict__", {}).values())
+        else:
+            continue
+        waiting += [(each, depth + 1) for each in held[:_MOST_OF_A_LIST]]
     return found
+
+
+def _module(value: Any) -> str:
+    """Where a function, or the class of an object, comes from."""
+    own = getattr(value, "__module__", None) if callable(value) and hasattr(value, "__code__") else None
+    return str(own or type(value).__module__)
 
 
 def _shards(stream: Any) -> int | None:

@@ -15,12 +15,12 @@ the last 50 ms at most; a line that was cut off is the last one, and is to be le
   loader     once for each place that makes one: `loader` (its number), `class`, `site` (the user's frames, innermost
              first: [file, line, function]), `made_by` (the packages between the user's code and `DataLoader`),
              `arguments` (by name; objects as their class), `batch_size` (that of its batch sampler where it has
-             none), `dataset` (class, file, `items`, `iterable`, `streams`: module and file of a stream and of those
-             that it holds, `shards`: in how many parts it can be shared out among workers), `source` (the number of an
-             earlier loader over the same dataset object, which a framework replaced by this one), `read_at` (of a
-             loader that was made before the observer was there: the user's frames where it is read), `overridden`
-             (arguments that were set from outside: [before, after]). A loader that is made anew for each epoch is one
-             loader
+             none), `dataset` (class, file, `items`, `iterable`, `streams`: module and file of a stream, of what it
+             holds and of what begins a worker, `shards`: in how many parts it can be shared out among workers),
+             `source` (the number of an earlier loader over the same dataset object, which a framework replaced by this
+             one), `read_at` (of a loader that was made before the observer was there: the user's frames where it is
+             read), `overridden` (arguments that were set from outside: [before, after]). A loader that is made anew for
+             each epoch is one loader
   iteration  each `iter(loader)`: `iteration` (its number), `loader`, `began_ns`, `ended_ns` (of `__iter__`),
              `workers` (process ids), `grad` (whether gradients are on), `main_thread`
   row        `rows`: one each time the loop asks for a batch, in that order. See `ROW`
