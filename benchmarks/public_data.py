@@ -5,6 +5,7 @@ import json
 import random
 import struct
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 CLASSES = ("n01440764", "n01443537")
@@ -31,11 +32,16 @@ def jpeg(number: int) -> bytes:
     return buffer.getvalue()
 
 
-def images(root: Path, data: Path) -> None:
+def six_classes(root: Path, data: Path) -> None:
+    """As `images`, for a script that looks at the five likeliest classes."""
+    images(root, data, (*CLASSES, "n02000001", "n02000002", "n02000003", "n02000004"))
+
+
+def images(root: Path, data: Path, classes: Sequence[str] = CLASSES) -> None:
     """`images/train/CLASS/N.jpg` and `images/val`."""
     for split, count in IMAGES.items():
         for number in range(count):
-            path = data / "images" / split / CLASSES[number % len(CLASSES)] / f"{number:04d}.jpg"
+            path = data / "images" / split / classes[number % len(classes)] / f"{number:04d}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(jpeg(number))
 
@@ -74,7 +80,7 @@ def lightning_mnist(root: Path, data: Path) -> None:
     """MNIST as Lightning's demonstrations store it: as many digits as the script splits."""
     import torch
 
-    folder = root / "examples" / "Datasets" / "MNIST" / "processed"
+    folder = root / "examples" / "Datasets" / "MNIST" / "complete"
     folder.mkdir(parents=True)
     torch.manual_seed(1)
     for name, count in (("training.pt", LIGHTNING_DIGITS), ("test.pt", 256)):

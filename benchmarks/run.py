@@ -5,8 +5,8 @@ python benchmarks/run.py --sources DIR [--only mnist,timm] [--rounds 2] [--batch
 DIR has a git repository for each source: DIR/OWNER+NAME/repo, DIR/OWNER+NAME or DIR/NAME, with or without a work tree.
 What is needed of it is exported to a temporary folder and runs there, on small synthetic data, bare and observed in
 alternation. Nothing of it is kept: results have the commit, what the scripts printed as losses, and what Stoker said.
-Needs the packages that the scripts import: timm, lightning, jsonargparse, transformers, datasets, evaluate, accelerate,
-torch-geometric, webdataset.
+Needs the packages that the scripts import: timm, lightning, jsonargparse[signatures], transformers, datasets, evaluate,
+accelerate, torch-geometric, webdataset.
 """
 
 import json
@@ -183,7 +183,7 @@ CASES = (
             *("train.py", "--data-path", "{data}/images", "--model", "resnet18", "--device", "cpu", "-b", "8"),
             *("-j", "2", "--epochs", "1", "--print-freq", "1"),
         ),
-        data=public_data.images,
+        data=public_data.six_classes,
     ),
     Case(
         name="Lightning",
@@ -196,6 +196,7 @@ CASES = (
             *("--trainer.accelerator=cpu", "--trainer.default_root_dir={data}/lightning"),
         ),
         data=public_data.lightning_mnist,
+        environment={"PL_USE_MOCKED_MNIST": "1"},
     ),
     Case(
         name="HF Trainer",
@@ -217,8 +218,9 @@ CASES = (
         folder=RUN_CLM,
         program=(str(BIN / "accelerate"), "launch", "--cpu", "--num_processes", "1", "--num_machines", "1"),
         words=(
-            *("run_clm_no_trainer.py", *_CLM, "--config_name", "{data}/config", "--output_dir", "{data}/clm2"),
-            *("--max_train_steps", "40", "--per_device_train_batch_size", "4", "--per_device_eval_batch_size", "4"),
+            *("run_clm.py", *_CLM, "--config_overrides", _OVERRIDES, "--do_train", "--output_dir", "{data}/clm2"),
+            *("--max_steps", "40", "--per_device_train_batch_size", "4", "--logging_steps", "1", "--use_cpu"),
+            *("--dataloader_num_workers", "2", "--save_strategy", "no", "--report_to", "none"),
         ),
         data=public_data.text,
         environment=_OFFLINE,
