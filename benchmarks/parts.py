@@ -7,8 +7,11 @@ the raw rows have both. Beside the median of the rounds and its quartiles, `leas
 models get more rounds, up to a time.
 
 python benchmarks/parts.py [--rounds 15] [--seconds 40] [--models resnet18,...]
+
+A row is stored as soon as it is measured. With --models, the rows of these replace those that are stored.
 """
 
+import json
 import random
 from collections.abc import Callable
 from functools import partial
@@ -145,19 +148,19 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = {name: case for name, case in cases().items() if not options.models or name in options.models.split(",")}
     say(line("model", "blocks", "composed", "least", "again", f"{PART} begins with", f"{PART} / full"))
-    rows = []
+    path = options.output / "parts.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))["rows"] if options.models and path.exists() else []
+    rows = {row["model"]: row for row in stored}
     with torch.inference_mode():
         for name, case in chosen.items():
-            row = measure(name, case, options.rounds, options.seconds)
-            rows.append(row)
+            row = rows[name] = measure(name, case, options.rounds, options.seconds)
+            write(options.output, "parts", [rows[each] for each in cases() if each in rows])
             begin = row["begins"]["blocks"]
             place = (
                 f"{begin} {row['blocks'][begin]}" if row["whole_reason"] is None else f"whole: {row['whole_reason']}"
             )
             composed, again, quarter = (ratio(row, way) for way in ("composed", "again", "part"))
             say(line(name, len(row["blocks"]), composed, least(row, "composed"), again, place, quarter))
-    if not options.models:
-        write(options.output, "parts", rows)
 
 
 if __name__ == "__main__":

@@ -162,11 +162,36 @@ def _quartiles(values: tuple[float, float, float], times: float, unit: str, digi
     return f"{middle} {unit} ({low} to {high})"
 
 
+def planted_ranks() -> str:
+    """Delays planted in one of two ranks, by the script's clock and as reported."""
+    head = ["in the slow rank", "workers", "stage", "by the script", "reported", "error", "rank named"]
+    what = {"slow_items": "items wait", "slow_step": "the step waits", "own_updates": "waits between the updates"}
+    lines = []
+    for row in rows("ranks-planted"):
+        times = [f"{row[name] * 1e3:.1f} ms" for name in ("planted_s", "reported_s")]
+        named = "yes" if row["pace_rank"] == 1 else "no"
+        lines.append([what[row["workload"]], str(row["workers"]), row["stage"], *times, f"{row['error']:+.1%}", named])
+    return table(head, lines)
+
+
+def rank_plans() -> str:
+    """Plans of `tune --ranks 2`, judged by runs of the whole grid."""
+    head = ["data, device", "plan", "best of the grid", "predicted", "the plan ran", "the best ran", "regret"]
+    lines = []
+    for row in rows("ranks-regret"):
+        settings = [f"batch {batch}, {workers} workers" for batch, workers, _ in (row["plan"], row["best"])]
+        times = [f"{row[name]:.2f} s" for name in ("predicted_s", "plan_s", "best_s")]
+        lines.append([f"{row['data']}, {row['device']}", *settings, *times, f"{row['regret']:.1%}"])
+    return table(head, lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "compare": compare,
     "run-proof": proof,
     "run-public": public,
     "run-beside": beside,
+    "ranks-planted": planted_ranks,
+    "ranks-regret": rank_plans,
     "run-cost": cost,
 }
 """By the name of the block in the docs."""
