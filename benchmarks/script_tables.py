@@ -9,6 +9,8 @@ import run_beside
 import run_cost
 from common import RESULTS
 
+from stoker.units import format_workers
+
 
 def rows(name: str) -> Any:
     return json.loads((RESULTS / "two-cores" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
@@ -179,7 +181,7 @@ def rank_plans() -> str:
     head = ["data, device", "plan", "best of the grid", "predicted", "the plan ran", "the best ran", "regret"]
     lines = []
     for row in rows("ranks-regret"):
-        settings = [f"batch {batch}, {workers} workers" for batch, workers, _ in (row["plan"], row["best"])]
+        settings = [f"batch {batch}, {format_workers(workers)}" for batch, workers, _ in (row["plan"], row["best"])]
         times = [f"{row[name]:.2f} s" for name in ("predicted_s", "plan_s", "best_s")]
         lines.append([f"{row['data']}, {row['device']}", *settings, *times, f"{row['regret']:.1%}"])
     return table(head, lines)

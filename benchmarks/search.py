@@ -51,10 +51,10 @@ def main() -> None:
             rows.append(round_of(number, folder, data, models, files if options.cold else None))
             say(line(number, rows[-1]))
             check_same(rows[-1])
+            write(options.output, "search-cold" if options.cold else "search", rows)
     for name in ("search", "again"):
         low, middle, high = quartiles([row[name]["wall_s"] / row["loop"]["wall_s"] for row in rows])
         say(f"{name} / loop: {middle:.3f} ({low:.3f}–{high:.3f})")
-    write(options.output, "search-cold" if options.cold else "search", rows)
 
 
 def prepared(folder: Path, models: list[str], items: int) -> Path:
