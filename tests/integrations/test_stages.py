@@ -159,7 +159,7 @@ def test_an_iterable_dataset(images: Path, workers: int) -> None:
 def test_a_stream_says_where_it_comes_from_and_its_shards(images: Path) -> None:
     stream = Stream(sorted(images.rglob("*.jpg")))
     stream.num_shards = 2  # type: ignore[attr-defined]
-    watched = watch(DataLoader(stream, 3, worker_init_fn=partial(sharing.part)))
+    watched = watch(DataLoader(stream, 3, worker_init_fn=partial(sharing.begin)))
     for _ in watched:
         pass
     loader = watched.log.processes[0].loaders[0]

@@ -11,3 +11,7 @@ def part(items: Iterable[Any]) -> Iterator[Any]:
     """Those that are this worker's."""
     worker = get_worker_info()
     return islice(items, worker.id, None, worker.num_workers) if worker else iter(items)
+
+
+def begin(worker: int) -> None:
+    """Stands for a `worker_init_fn` that gives the worker its part."""
