@@ -128,7 +128,7 @@ def test_a_study_of_candidates_runs_all_their_items(tmp_path: Path) -> None:
         "kind": "search",
         "name": "candidates",
         "repeats": 1,
-        "fixed": {"data": "tensors", "classes": 2, "labels": "random", "scores": "linear", "warmup": 1},
+        "fixed": {"data": "tensors", "classes": 2, "labels": "random", "scores": "linear", "resamples": 0, "warmup": 1},
         "axes": {"workload": [NET], "items": [60], "batch_size": [1]},
     }
     study = stoker.study(grid, db=tmp_path / "stoker.db")
