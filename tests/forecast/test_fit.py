@@ -160,6 +160,21 @@ def test_workers_get_their_first_orders_one_after_another() -> None:
     assert costs.fork_s == pytest.approx(0.012 - 2 * 0.001), "handing out two orders to each is part of the start"
 
 
+@pytest.mark.parametrize(("workers", "cores", "seconds"), [(1, 2, 3.0), (2, 2, 3.0), (4, 2, 1.5)])
+def test_what_a_worker_needs_before_its_first_item_is_known_from_one_run_with_any_number(
+    workers: int, cores: float, seconds: float
+) -> None:
+    late = run(workers, 0.001)
+    moved = {name: tuple(3.0 + each for each in getattr(late, name)) for name in ("began_s", "ended_s", "got_s")}
+    costs = fit(probes(msgspec.structs.replace(late, **moved), cores=cores))
+    assert costs.init_s == pytest.approx(seconds)
+
+
+def test_of_runs_with_one_and_with_many_workers_the_first_say_what_a_worker_needs() -> None:
+    late = msgspec.structs.replace(run(4, 0.001), began_s=tuple(9.0 + place for place in range(12)))
+    assert fit(probes(run(1, 0.001), late)).init_s == 0
+
+
 def test_the_first_batch_of_a_loop_without_workers_costs_what_it_was_seen_to() -> None:
     inline, single = run(0, 0.01), run(1, 0.01)
     slow_s = 0.25

@@ -70,7 +70,6 @@ def fit(probes: Probes) -> Costs:
     collate = _collate(moved)
     transport = fit_transport(moved, many)
     spread, by_batch = _spread(loads)
-    init = [run.began_s[0] - run.start_s for run in many if run.num_workers == 1]
     hand = _handing(many)
     alone = Table((1.0,), (1.0,), True)
     return Costs(
@@ -97,7 +96,7 @@ def fit(probes: Probes) -> Costs:
         between_s=table(by_size(many or single, _between), median),
         fork_s=_forking(many, hand),
         hand_s=hand,
-        init_s=max(0.0, median(init)) if init else 0.0,
+        init_s=_becoming_ready(many, probes.machine.usable_cores),
         stop_s=_stop(many),
         slowdown=slowdown,
         step=fit_step(probes),
@@ -269,7 +268,7 @@ def starts_of(probes: Probes) -> dict[str, Starts]:
     return {
         run.start_method: Starts(
             fork_s=max(0.0, run.start_s / run.num_workers - run.prefetch_factor * hand_s),
-            init_s=max(0.0, run.began_s[0] - run.start_s),
+            init_s=_becoming_ready([run], probes.machine.usable_cores),
             stop_s=(max(0.0, run.total_s - run.done_s[-1]), each_s),
         )
         for run in probes.of("started")
@@ -293,6 +292,15 @@ def _forking(runs: Sequence[Run], hand_s: float) -> float:
     """What one more worker adds to the start, without its orders."""
     found = [run.start_s / run.num_workers - run.prefetch_factor * hand_s for run in runs]
     return max(0.0, median(found)) if found else 0.0
+
+
+def _becoming_ready(runs: Sequence[Run], cores: float) -> float:
+    """CPU seconds from a worker's start to its first item: imports, where it was spawned. By runs with one worker; of
+    several, each has a part of the CPUs."""
+    found = [run for run in runs if run.num_workers == 1] or runs
+    shares = [min(1.0, cores / run.num_workers) for run in found]
+    times = [(run.began_s[0] - run.start_s) * share for run, share in zip(found, shares, strict=True)]
+    return max(0.0, median(times)) if times else 0.0
 
 
 def _stop(runs: Sequence[Run]) -> tuple[float, float]:

@@ -46,6 +46,7 @@ class Loop:
         self._feed, self._step, self._log, self._emit, self._of = feed, step, log, emit, of
         self._deadline_s = deadline_s
         self._reported_s = 0.0
+        self._lists = False
 
     def epoch(self) -> None:
         log, count = self._log, 0
@@ -74,15 +75,24 @@ class Loop:
         batch = parcel.batch if is_parcel else parcel
         self._step(batch, self._log.stage)
         done_s = perf_counter()
-        self._log.done(self._count(batch), calls.batch_bytes(batch), at=done_s)
+        loaded = len(parcel.stamp.item_s) if is_parcel else 0
+        self._log.done(self._count(batch, loaded), calls.batch_bytes(batch), at=done_s)
         if done_s - self._reported_s > RULES.event_gap_s:
             self._reported_s = done_s
             self._emit(BatchDone(done=len(self._log.items), of=self._of))
         if self._deadline_s is not None and done_s > self._deadline_s:
             raise DeadlinePassed
 
-    def _count(self, batch: Any) -> int:
-        """The batch's items. If nothing in it says how many, they are taken to be as many as the loader put in it."""
+    def _count(self, batch: Any, loaded: int) -> int:
+        """The batch's items. If nothing in it says how many, they are taken to be as many as the loader put in it.
+
+        A list as long as the items that were `loaded` for it holds these, even if all begin with an equal dimension, as
+        images do with their channels. A list of two may be inputs and targets, unless a longer one came before it.
+        """
+        if isinstance(batch, list | tuple) and len(batch) == loaded:
+            self._lists = self._lists or loaded > 2
+            if self._lists:
+                return loaded
         count = calls.known_count(batch)
         if count is not None:
             return count
