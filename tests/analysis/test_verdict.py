@@ -146,6 +146,21 @@ def test_a_wait_after_the_batch_was_loaded_is_for_sending_or_pinning() -> None:
     assert verdict(late).bottleneck == "decode"  # type: ignore[union-attr]
 
 
+def test_workers_that_always_load_set_the_pace_however_late_their_batches_arrive() -> None:
+    # Python code of items holds the interpreter, so the thread that sends the batch before takes long beside it.
+    asked = tuple(0.1 * place for place in range(21))
+
+    def judged(**stages: float) -> str:
+        found = paced([0.07] * 20, 0.03, workers=1, **stages)
+        line = replace(found.timeline, asked_s=asked, got_s=tuple(at + 0.07 for at in asked), done_s=asked)
+        log = WorkerLog(ended_s=tuple(at + 0.02 for at in asked))
+        return verdict(replace(found, timeline=line, workers=log)).bottleneck  # type: ignore[union-attr]
+
+    assert judged(item=0.099, send=0.05) == "item"
+    assert judged(item=0.05, send=0.03) == "send"
+    assert judged(item=0.099, send=0.1) == "send"
+
+
 # ---------------------------------------------------------------- a busy host
 
 

@@ -44,7 +44,9 @@ class VerdictRules(Record, frozen=True):
     start_share: float = 0.5
     """Starting is the bottleneck if it takes more than this share of a run."""
     transport_share: float = 0.5
-    """If more than this share of the waiting passed after the batch had been loaded, it is for sending or pinning."""
+    """If more than this share of the waiting passed after the batch had been loaded, it is for sending or pinning..."""
+    busy_workers: float = 0.9
+    """... unless workers load for more than this share of the time: quicker sending would give them no time to load."""
     costly_copy: float = 0.05
     """A copy to the device that takes more than this share of the time is worth a hint."""
     busy_wait: float = 0.1
@@ -206,10 +208,12 @@ def _loading(trial: Trial, span: Span) -> Judged:
             f"waits {format_seconds(span.loop_s.get('wait', 0.0) / span.batches)} of it ({waiting:.0%}); "
         )
     sent = {name: seconds for name, seconds in parts.items() if name in ("send", "pin")}
-    if workers and sent and _transport_share(trial) > RULES.transport_share:
+    loading = {name: seconds for name, seconds in parts.items() if name not in sent} or parts
+    busy = sum(loading.values()) > RULES.busy_workers * workers * span.seconds
+    late = _transport_share(trial) > RULES.transport_share
+    if workers and sent and late and not (busy and sum(loading.values()) > sum(sent.values())):
         stage = max(sent, key=lambda name: sent[name])
         return stage, waiting, f"{pace}batches are loaded in time, and it waits for {_DOING[stage]}"
-    loading = {name: seconds for name, seconds in parts.items() if name not in sent} or parts
     stage = max(loading, key=lambda name: loading[name])
     of_workers, doing = span.share(stage), _DOING.get(stage, stage)
     if workers:
