@@ -67,10 +67,12 @@ def test_a_list_of_items_that_all_begin_with_their_channels_holds_that_many(kind
     trial = profile(
         stoker.Workload(model=nn.Identity(), loader=loader),
         Setting(batch_size=4, num_workers=workers),
-        device="sleep:0ms",
+        device="sleep:2ms/item",
     )
     assert trial.problem is None
     assert trial.timeline.items == (4, 4, 2)
+    slept = trial.stages["forward"].samples_s
+    assert all(took >= 0.002 * items for took, items in zip(slept, trial.timeline.items, strict=True))
 
 
 def test_inputs_and_targets_of_a_batch_of_two_are_counted_by_their_first_dimension() -> None:

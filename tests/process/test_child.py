@@ -1,6 +1,7 @@
 """Calls in a child process: whatever becomes of the child, the caller goes on."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -42,6 +43,13 @@ def hang_with_a_child(emit: OnEvent) -> int:
     if pid == 0:
         threading.Event().wait()
     emit(Progress(what="pids", done=os.getpid(), of=pid))
+    threading.Event().wait()
+    return 0
+
+
+def hang_with_a_semaphore(emit: OnEvent) -> int:
+    lock = multiprocessing.get_context("spawn").Lock()
+    emit(Progress(what=lock._semlock.name, done=0))  # type: ignore[attr-defined]
     threading.Event().wait()
     return 0
 
@@ -322,3 +330,17 @@ def test_children_die_when_the_caller_is_killed(tmp_path: Path) -> None:
     os.waitpid(caller, 0)
     pids = [int(pid) for pid in note.read_text().split()]
     assert all_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="semaphores are files on Linux alone")
+def test_a_child_that_is_killed_leaves_no_semaphore_behind() -> None:
+    seen: list[Path] = []
+
+    def look(event: AnyEvent) -> None:
+        assert isinstance(event, Progress)
+        seen.append(Path("/dev/shm", f"sem.{event.what.removeprefix('/')}"))
+        assert seen[0].exists()
+
+    ended = child.run(hang_with_a_semaphore, (), kind=int, on_event=look, stall_s=2)
+    assert ended.how == "timed_out"
+    assert [path.exists() for path in seen] == [False]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import ChainDataset, IterableDataset
 
+from stoker.integrations.bootstrap import loaders
 from stoker.workload import streams
 from tests.workload import sharing
 
@@ -27,6 +29,14 @@ class Sharing(Everything):
 
 
 Sharing.__module__ = "datasets.iterable_dataset"
+
+
+class Rude(Everything):
+    """Does not say how many shards it has."""
+
+    @property
+    def num_shards(self) -> int:
+        raise RuntimeError("ask again later")
 
 
 class Inside(IterableDataset[int]):
@@ -61,26 +71,36 @@ def test_a_stream_that_every_process_reads_whole_is_noted() -> None:
     assert streams.duplicate_notes(Everything(), 1) == []
 
 
-@pytest.mark.parametrize(
-    ("dataset", "repeats", "shards"),
-    [
-        (Everything(), True, None),
-        (Inside(Everything()), True, None),
-        (Sharing(), False, 3),
-        (Inside(Inside(Sharing())), False, 3),
-        (Inside(Reader()), False, None),
-        (Inside(sharing.part), False, None),
-        (Inside(partial(sharing.part, range(3))), False, None),
-        (Inside({"parts": [sharing.part]}), False, None),
-        (ChainDataset([Everything(), Sharing()]), False, 3),
-        (ChainDataset([Everything(), Everything()]), True, None),
-        (Inside([range(3), "text", torch.nn.Linear(1, 1)]), True, None),
-        ([1, 2], False, None),
-    ],
-)
+STREAMS = [
+    (Everything(), True, None),
+    (Inside(Everything()), True, None),
+    (Rude(), True, None),
+    (Sharing(), False, 3),
+    (Inside(Inside(Sharing())), False, 3),
+    (Inside(Reader()), False, None),
+    (Inside(sharing.part), False, None),
+    (Inside(partial(sharing.part, range(3))), False, None),
+    (Inside({"parts": [sharing.part]}), False, None),
+    (ChainDataset([Everything(), Sharing()]), False, 3),
+    (ChainDataset([Everything(), Everything()]), True, None),
+    (Inside([range(3), "text", torch.nn.Linear(1, 1)]), True, None),
+    ([1, 2], False, None),
+]
+"""Streams, whether several workers would each give all their items, and their shards."""
+
+
+@pytest.mark.parametrize(("dataset", "repeats", "shards"), STREAMS)
 def test_what_a_stream_reads_may_share_its_items_out(dataset: Any, repeats: bool, shards: int | None) -> None:
     assert streams.repeats_items(dataset) is repeats
     assert streams.shards_of(dataset) == shards
+
+
+@pytest.mark.parametrize(("dataset", "repeats", "shards"), STREAMS)
+def test_what_observes_a_script_sees_the_same(dataset: Any, repeats: bool, shards: int | None) -> None:
+    facts = loaders._stream(SimpleNamespace(dataset=dataset))
+    texts = ((module, Path(file).read_text(encoding="utf-8") if file else "") for module, file in facts["streams"])
+    shared = any(streams.module_shares_out(module, text) for module, text in texts)
+    assert (bool(facts["streams"]) and not shared, facts["shards"]) == (repeats, shards)
 
 
 def test_what_begins_a_worker_may_share_the_items_out() -> None:

@@ -47,6 +47,7 @@ class Loop:
         self._deadline_s = deadline_s
         self._reported_s = 0.0
         self._lists = False
+        """Whether batches are lists of their items."""
 
     def epoch(self) -> None:
         log, count = self._log, 0
@@ -73,10 +74,13 @@ class Loop:
         is_parcel = isinstance(parcel, Parcel)
         self._log.got(parcel.stamp if is_parcel else None)
         batch = parcel.batch if is_parcel else parcel
+        loaded = len(parcel.stamp.item_s) if is_parcel else 0
+        items = 0
+        if isinstance(self._step, SleepStep):  # what takes time on a device is counted after it
+            items = self._step.items = self._count(batch, loaded)
         self._step(batch, self._log.stage)
         done_s = perf_counter()
-        loaded = len(parcel.stamp.item_s) if is_parcel else 0
-        self._log.done(self._count(batch, loaded), calls.batch_bytes(batch), at=done_s)
+        self._log.done(items or self._count(batch, loaded), calls.batch_bytes(batch), at=done_s)
         if done_s - self._reported_s > RULES.event_gap_s:
             self._reported_s = done_s
             self._emit(BatchDone(done=len(self._log.items), of=self._of))

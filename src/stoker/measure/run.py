@@ -99,8 +99,6 @@ class Bench:
                 share=None if group is None else Share(group.place.rank, group.place.of),
             )
             feed = _into_memory(feed, step, extent, alike=dataset is not self.dataset)
-            if isinstance(step, SleepStep):
-                step.uncounted_items = feed.items_a_batch
             is_first = group is None or group.place.rank == 0  # one rank places the files for all
             feed.notes.extend([*unused, *(_place(extent, self.files) if is_first else [])])
             log = LoopLog(clock_for(device))

@@ -30,15 +30,14 @@ class SleepStep:
 
     def __init__(self, device: SleepDevice, group: RankGroup | None = None) -> None:
         self._device, self._group = device, group
-        self.uncounted_items: int | None = None
-        """How many items a batch that does not say it is taken to hold."""
+        self.items = 0
+        """How many items the next batch holds."""
 
     def begin(self, accumulate: int) -> None:
         """It has no updates."""
 
     def __call__(self, batch: Any, tick: Tick) -> None:
-        count = calls.known_count(batch) or self.uncounted_items or calls.count_items(batch)
-        time.sleep(self._device.seconds(count))
+        time.sleep(self._device.seconds(self.items))
         tick("forward")
         if self._group is not None:
             self._group.meet(tick)

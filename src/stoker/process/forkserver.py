@@ -34,6 +34,8 @@ from stoker.records import encode
 HEADER = struct.Struct("!Q")
 STATUS = struct.Struct("!qq")
 FILES = 6
+SEMAPHORES = Path("/dev/shm")
+"""Where Linux has them; elsewhere their names can hardly be longer than they are."""
 RUNNING = -1
 """In place of a wait status, for a child that has just begun."""
 _PR_SET_PDEATHSIG = 1
@@ -153,15 +155,23 @@ def socket_folder() -> str | None:
 
 
 def use_socket_folder(folder: str | None) -> None:
-    """Have multiprocessing use the folder, in this process and in those it starts."""
+    """Have multiprocessing use the folder, in this process and in those it starts, and its name for semaphores.
+
+    Those of spawned workers have a name until they are closed, which whoever is killed does not do.
+    """
     if folder is not None:
-        vars(multiprocessing.current_process())["_config"]["tempdir"] = folder  # as `multiprocessing.util` does
+        config = vars(multiprocessing.current_process())["_config"]  # as `multiprocessing` does itself
+        config["tempdir"] = folder
+        if SEMAPHORES.is_dir():
+            config["semprefix"] = f"/{Path(folder).name}"
 
 
 def remove_socket_folder(folder: str | None) -> None:
-    """Remove the folder and what is left in it."""
+    """Remove the folder, what is left in it, and the semaphores of its name."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+        for path in SEMAPHORES.glob(f"sem.{Path(folder).name}-*"):
+            path.unlink(missing_ok=True)
 
 
 def kill_group(pid: int) -> None:

@@ -54,7 +54,7 @@ def budget_notes(spent_s: float, budget_s: float) -> Iterator[str]:
 def worth_note(job_s: float, spend_s: float) -> str:
     """Why tuning ends before its budget."""
     return (
-        f"the items take about {format_seconds(job_s)} without workers, so tuning was limited to about "
+        f"the items take about {format_seconds(job_s)} without workers, so tuning was to take about "
         f"{spend_s:.0f} s: for a longer job, give its --items and --epochs"
     )
 
