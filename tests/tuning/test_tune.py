@@ -258,7 +258,7 @@ def test_a_short_job_is_not_tuned_for_the_whole_budget_and_the_plan_says_why() -
     found = tune(f"{HERE}:plain", items=64, device="sleep:1ms", mode="infer", max_batch=16, budget_s=300)
     assert found.measured is not None
     assert found.seconds < 300 / 4
-    assert any("tuning was limited to about 16 s" in note for note in found.notes)
+    assert any("tuning was to take about 16 s" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
